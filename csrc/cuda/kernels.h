@@ -1,0 +1,41 @@
+// The kernels' launchers, seen from the operators: plain structs, no CUDA headers.
+#pragma once
+
+#include <cstdint>
+
+namespace zoo::cuda {
+
+enum class Type { f64, f32, f16, bf16 };
+enum class Act : int { none, relu, gelu, gelu_tanh, silu };
+
+// A batch of matrices anywhere in memory. Strides in elements; any may be zero or negative.
+struct Matrix {
+  const void* data;
+  int64_t batch_stride, row_stride, col_stride;
+};
+
+// y = act(a b + bias): a (batch, M, K), b (batch, K, N), bias (N) or null, y and z (batch, M, N) row-major.
+// z, where not null, receives the product before the activation.
+struct Product {
+  int64_t batch, M, N, K;
+  Matrix a, b;
+  const void* bias;
+  int64_t bias_stride;
+  void* y;
+  void* z;
+  Act act;
+};
+
+// The reference of all other kernels: any shape, any strides, any type; accumulates in float (double for f64).
+void tiled_product(const Product& product, Type type, void* stream);
+
+// sums[n] = sum over m of grad[m, n], in a fixed order. `workspace` holds column_sum_chunks() * N accumulators.
+int64_t column_sum_chunks(int64_t M);
+void column_sum(const Matrix& grad, int64_t M, int64_t N, void* sums, void* workspace, Type type, void* stream);
+
+// out = grad * act'(saved), elementwise over dense arrays of `count` elements. saved is the activation's input; for
+// relu its output.
+void activation_grad(
+    const void* grad, const void* saved, void* out, int64_t count, Act act, Type type, void* stream);
+
+}  // namespace zoo::cuda

@@ -1,0 +1,119 @@
+"""The registry of swappable layers: a kind ("linear") has a stock layer and named layers to put in its place."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from zoo.naming import natural_key, unknown_name
+
+__all__ = ["KINDS", "Kind", "get_layer", "kind_of", "layer_name", "list_layers", "register_layer"]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of layer that can be swapped."""
+
+    stock: type[nn.Module]
+    """The layer it stands for; a swappable layer is a subclass, and shares its parameters and their names."""
+    arguments: tuple[str, ...]
+    """What a layer given as a function is called with: the input, then attributes of the module."""
+
+
+KINDS: dict[str, Kind] = {"linear": Kind(stock=nn.Linear, arguments=("input", "weight", "bias"))}
+
+_layers: dict[tuple[str, str], type[nn.Module]] = {}
+
+_L = TypeVar("_L", bound=Callable[..., Any])
+
+
+def kind_of(kind: str) -> Kind:
+    """The kind of that name. ValueError, with the known ones, where there is none."""
+    if kind not in KINDS:
+        raise unknown_name("kind of layer", kind, KINDS)
+    return KINDS[kind]
+
+
+def register_layer(kind: str, name: str) -> Callable[[_L], _L]:
+    """Decorator: register a layer under a name, for ``zoo.patch(model, kind, layer=name)``.
+
+    Either a subclass of the kind's stock layer (``nn.Linear`` for "linear") with a ``forward`` of its own, or a plain
+    function ``f(input, weight, bias) -> output``. The patched module keeps its instance, and so its parameters: a
+    class must live on what the stock layer has. If it needs more, it defines ``adopt(self)``, which is called on each
+    module after its class has changed and may set attributes and non-persistent buffers; unpatch removes them.
+
+    Raises:
+        ValueError: unknown kind, a name taken, or something that cannot stand in for the stock layer.
+    """
+    stock = kind_of(kind).stock
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"a layer's name must be a non-empty str, got {name!r}")
+
+    def register(layer: _L) -> _L:
+        if (kind, name) in _layers:
+            raise ValueError(
+                f"{kind} layer {name!r} is registered already, as {_layers[kind, name].__qualname__}; choose another name"
+            )
+        if isinstance(layer, type):
+            if not issubclass(layer, stock):
+                raise ValueError(
+                    f"{kind} layer {name!r}: expected a subclass of {stock.__name__} or a function "
+                    f"f({', '.join(kind_of(kind).arguments)}), got class {layer.__qualname__}"
+                )
+            if layer.forward is stock.forward:
+                raise ValueError(
+                    f"{kind} layer {name!r}: {layer.__qualname__} has no forward of its own, so nothing would change"
+                )
+            if layer.__new__ is not object.__new__ or "__slots__" in layer.__dict__:
+                raise ValueError(
+                    f"{kind} layer {name!r}: {layer.__qualname__} defines __new__ or __slots__, so a module cannot "
+                    "become one in place; leave them out"
+                )
+            _layers[kind, name] = layer
+        elif callable(layer):
+            _layers[kind, name] = _from_function(kind, name, layer)
+        else:
+            raise ValueError(f"{kind} layer {name!r}: expected a class or a function, got {layer!r}")
+        return layer
+
+    return register
+
+
+def _from_function(kind: str, name: str, function: Callable[..., Any]) -> type[nn.Module]:
+    arguments = kind_of(kind).arguments
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError as error:
+        raise ValueError(f"{kind} layer {name!r}: {function!r} must take ({', '.join(arguments)}): {error}") from None
+    attributes = arguments[1:]
+
+    def forward(self: nn.Module, input: Tensor) -> Any:
+        return function(input, *(getattr(self, attribute) for attribute in attributes))
+
+    return type(name, (kind_of(kind).stock,), {"forward": forward, "__doc__": inspect.getdoc(function)})
+
+
+def get_layer(kind: str, name: str) -> type[nn.Module]:
+    """The class registered under that name. ValueError, with the known ones, where there is none."""
+    kind_of(kind)
+    if (kind, name) not in _layers:
+        raise unknown_name(
+            f"{kind} layer", name, list_layers(kind), remedy=f'register one with @zoo.register_layer("{kind}", ...)'
+        )
+    return _layers[kind, name]
+
+
+def layer_name(kind: str, layer: type[nn.Module]) -> str | None:
+    """The name under which a class is registered, or None."""
+    return next((n for (k, n), cls in _layers.items() if k == kind and cls is layer), None)
+
+
+def list_layers(kind: str | None = None) -> list[str]:
+    """The names of the registered layers of a kind, or of all kinds, in natural order."""
+    if kind is not None:
+        kind_of(kind)
+    return sorted({n for k, n in _layers if kind in (None, k)}, key=natural_key)

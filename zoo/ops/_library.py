@@ -1,0 +1,72 @@
+"""Loads zoo's libraries, once, and says what was loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["CUDA_LOADED", "CUDA_MISSING", "OPERATORS", "library_path", "operators"]
+
+OPERATORS = (
+    "linear",
+    "linear_activation",
+    "linear_input_grad",
+    "linear_weight_grad",
+    "linear_bias_grad",
+    "activation_grad",
+    "matmul",
+)
+
+_PACKAGE = Path(__file__).parent.parent
+
+
+def library_path(stem: str) -> Path | None:
+    """Where the library ``_C`` or ``_C_cuda`` lies, or None where it was not built."""
+    return next((path for pattern in (f"{stem}.abi3.so", f"{stem}*.pyd") for path in _PACKAGE.glob(pattern)), None)
+
+
+def _load() -> str | None:
+    """Load both libraries. Returns why CUDA tensors cannot be served, or None if they can."""
+    if hasattr(torch.ops.zoo, "linear"):  # a second copy would register the same names again and abort
+        raise ImportError("another copy of zoo's library is already loaded in this process; import only one zoo")
+    core = library_path("_C")
+    if core is None:
+        raise ImportError(
+            f"zoo's library is not built: {_PACKAGE} has no _C.abi3.so. "
+            "Run `python -m pip install .` (or `python setup.py build_ext --inplace` in a checkout)"
+        )
+    torch.ops.load_library(str(core))
+    cuda = library_path("_C_cuda")
+    if cuda is None:
+        return (
+            "zoo was built without CUDA. Rebuild it where nvcc is, with ZOO_CUDA=1 (`zoo doctor` says what is missing)"
+        )
+    if torch.version.cuda is None:
+        return "this torch has no CUDA; zoo's CUDA library was left unloaded. Install a CUDA build of torch"
+    try:
+        torch.ops.load_library(str(cuda))
+    except OSError as error:
+        return f"zoo's CUDA library does not load with this torch (CUDA {torch.version.cuda}): {error}"
+    return None
+
+
+CUDA_MISSING = _load()
+CUDA_LOADED = CUDA_MISSING is None
+
+operators = torch.ops.zoo
+"""Import the operators from here: then the library is loaded before anything names them."""
+
+
+def _refuse(name: str) -> Any:
+    def refuse(*args: Any) -> Any:
+        raise RuntimeError(f"zoo::{name} was given CUDA tensors, but {CUDA_MISSING}")
+
+    return refuse
+
+
+if CUDA_MISSING:
+    # in place of the dispatcher's dump of missing kernels
+    for _name in OPERATORS:
+        torch.library.impl(f"zoo::{_name}", "CUDA", _refuse(_name))

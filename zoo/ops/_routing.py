@@ -1,0 +1,130 @@
+"""How an operator reaches its kernel: one door for eager, compile, torch.func and forward mode.
+
+An operator's calculus is a :class:`Rule`: what to save, the backward, the forward-mode derivative, and how it is
+mapped over a batch. The derivatives are written with the differentiable functions of ``zoo.ops``, so that they hold
+to any order. From a rule :func:`register` makes
+
+- an ``autograd.Function`` for eager mode, the cheapest in host time;
+- a kernel for the operator's Autograd key, so that ``torch.ops.zoo.*`` itself is differentiable, and is what
+  compile and export see;
+- an ``autograd.Function`` that torch.func can transform. (A registered operator alone is not enough: its tangents
+  would be dropped without a word.)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _are_functorch_transforms_active, _AutoDispatchBelowAutograd
+from torch.autograd import Function, forward_ad
+
+__all__ = ["Rule", "apply", "register"]
+
+
+class Rule:
+    """The calculus of one operator. Subclasses are never instantiated; all of it is static."""
+
+    op: Any
+    """The operator, e.g. ``torch.ops.zoo.linear.default``."""
+    eager: type[Function]
+    transformable: type[Function]
+
+    @staticmethod
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Save for backward what the requested gradients need, and nothing else."""
+        raise NotImplementedError
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """The requested gradients; None for each of the others."""
+        raise NotImplementedError
+
+    @staticmethod
+    def jvp(inputs: tuple[Any, ...], output: Any, tangents: tuple[Any, ...]) -> Any:
+        """The output's tangent for the inputs' tangents, each of which may be None (at least one is not)."""
+        raise NotImplementedError
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+        """The operator over one batch dimension (torch.library.register_vmap). Called below the level that is being
+        mapped, so it calls the operators themselves, not the functions around them."""
+        raise NotImplementedError
+
+
+_library = torch.library.Library("zoo", "IMPL")
+
+
+def register(rule: type[Rule]) -> type[Rule]:
+    """Class decorator: make the Functions of a rule and register its kernels."""
+    op = rule.op
+    name = op._schema.name.removeprefix("zoo::")
+
+    def eager_forward(ctx: Any, *args: Any) -> Any:
+        with _AutoDispatchBelowAutograd():
+            output = op(*args)
+        rule.setup(ctx, args, output)
+        return output
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        rule.setup(ctx, inputs, output)
+        outputs = output if isinstance(output, tuple) else (output,)
+        ctx.save_for_forward(*(a if isinstance(a, Tensor) else None for a in inputs), *outputs)
+        ctx.options = [None if isinstance(a, Tensor) else a for a in inputs]
+
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        count = len(ctx.options)
+        inputs = tuple(o if t is None else t for t, o in zip(ctx.saved_tensors, ctx.options, strict=False))
+        outputs = ctx.saved_tensors[count:]
+        return rule.jvp(inputs, outputs if len(outputs) > 1 else outputs[0], tangents)
+
+    rule.eager = type(
+        f"{name}_eager", (Function,), {"forward": staticmethod(eager_forward), "backward": staticmethod(rule.backward)}
+    )
+    rule.transformable = type(
+        f"{name}_transformable",
+        (Function,),
+        {
+            "forward": staticmethod(op),
+            "setup_context": staticmethod(setup_context),
+            "backward": staticmethod(rule.backward),
+            "jvp": staticmethod(jvp),
+            "generate_vmap_rule": True,
+        },
+    )
+
+    def autograd_kernel(*args: Any) -> Any:
+        if _has_tangent(args):
+            raise NotImplementedError(
+                f"torch.ops.zoo.{name} takes no forward-mode tangents; call zoo.ops.{name}, which does"
+            )
+        return _eager(rule, args)
+
+    _library.impl(name, autograd_kernel, "Autograd")
+    torch.library.register_vmap(op, rule.vmap, lib=_library)
+    return rule
+
+
+def apply(rule: type[Rule], *args: Any) -> Any:
+    """Call the operator of a rule, differentiably, in whatever mode the caller is."""
+    if torch.compiler.is_compiling():
+        return rule.op(*args)
+    if _are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return rule.transformable.apply(*args)
+    return _eager(rule, args)
+
+
+def _eager(rule: type[Rule], args: tuple[Any, ...]) -> Any:
+    if torch.is_grad_enabled():
+        for a in args:
+            if isinstance(a, Tensor) and a.requires_grad:
+                return rule.eager.apply(*args)
+    with _AutoDispatchBelowAutograd():
+        return rule.op(*args)
+
+
+def _has_tangent(args: tuple[Any, ...]) -> bool:
+    if forward_ad._current_level < 0:
+        return False
+    return any(isinstance(a, Tensor) and forward_ad.unpack_dual(a).tangent is not None for a in args)
