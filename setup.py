@@ -13,6 +13,7 @@ Both use LibTorch's stable ABI and Python's limited API, so a wheel built agains
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -27,22 +28,54 @@ STABLE_ABI = ["-DTORCH_TARGET_VERSION=0x020a000000000000"]
 METADATA_ONLY = {"egg_info", "dist_info", "sdist", "--version", "--help", "clean"}
 
 
-def gencode_flags(architectures: str) -> list[str]:
-    """nvcc's flags for a list as torch spells it. Not left to torch: it gives none at all when any other flag
-    holds the letters "arch", and fails where no GPU and no list is."""
-    flags = []
-    for entry in filter(None, re.split(r"[;,\s]+", architectures)):
-        match = re.fullmatch(r"(\d+)\.(\d+[af]?)(\+PTX)?", entry)
-        if match is None:
+def architecture_list(text: str) -> list[str]:
+    """The entries of a list as torch spells it, separated by semicolons, commas or spaces."""
+    entries = [entry for entry in re.split(r"[;,\s]+", text) if entry]
+    for entry in entries:
+        if not re.fullmatch(r"\d+\.\d+[af]?(\+PTX)?", entry):
             raise SystemExit(
                 f"zoo: TORCH_CUDA_ARCH_LIST has {entry!r}; "
                 "expected entries such as 8.0, 9.0a or 8.0+PTX, separated by ;"
             )
-        number = match[1] + match[2]
-        # one PTX entry alone serves every later chip, and keeps the library small
-        code = f"compute_{number}" if match[3] else f"sm_{number}"
-        flags.append(f"-gencode=arch=compute_{number},code={code}")
-    return flags
+    return entries
+
+
+def code_name(architecture: str) -> str:
+    """nvcc's name for an entry: "sm_90a" is code for that chip, "compute_80" is PTX, which serves every later chip
+    too. An entry with +PTX is built as PTX alone, which keeps the library small."""
+    number = architecture.removesuffix("+PTX").replace(".", "")
+    return f"{'compute' if architecture.endswith('+PTX') else 'sm'}_{number}"
+
+
+def gencode_flags(architectures: list[str]) -> list[str]:
+    """nvcc's flags. Not left to torch: it gives none at all when any other flag holds the letters "arch", and fails
+    where no GPU and no list is."""
+    return [f"-gencode=arch=compute_{code_name(a).split('_')[1]},code={code_name(a)}" for a in architectures]
+
+
+def check_cxx_runtime(library: Path) -> None:
+    """Refuse a library with a C++ runtime of its own: an exception that it throws crashes in torch, whose runtime is
+    the shared one, instead of becoming a Python exception."""
+    if sys.platform == "linux" and b"libstdc++.so" not in library.read_bytes():
+        library.unlink()
+        raise SystemExit(
+            f"zoo: the C++ compiler ({os.environ.get('CXX', 'c++')}) links a static libstdc++ into {library.name}; "
+            "its errors would crash Python. Set CXX to a compiler that links the shared one (usually: unset CC CXX)"
+        )
+
+
+def recording(build: type, record: dict) -> type:
+    """The build command that also leaves beside the libraries how they were built, for `zoo doctor`."""
+
+    class Build(build):  # type: ignore[misc]
+        def run(self) -> None:
+            super().run()
+            for extension in self.extensions:
+                check_cxx_runtime(Path(self.get_ext_fullpath(extension.name)))
+            folder = Path(self.get_ext_fullpath("zoo._C")).parent
+            (folder / "_build_info.json").write_text(json.dumps(record, indent=2) + "\n")
+
+    return Build
 
 
 def toolkit_of_nvcc() -> str | None:
@@ -57,18 +90,24 @@ def toolkit_of_nvcc() -> str | None:
     return os.path.realpath(match[1]) if match else None
 
 
+def release_of(nvcc: Path) -> str | None:
+    """nvcc's CUDA version, such as "13.0"."""
+    text = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False).stdout
+    match = re.search(r"release (\d+\.\d+)", text)
+    return match[1] if match else None
+
+
 def cuda_problem(torch_cuda: str | None, cuda_home: str | None) -> str | None:
     """Why the CUDA core cannot be built here, in plain words, or None if it can."""
     if torch_cuda is None:
         return "the torch that zoo is built with has no CUDA"
     if cuda_home is None or not (nvcc := Path(cuda_home) / "bin" / "nvcc").exists():
         return f"no nvcc was found (CUDA_HOME is {cuda_home or 'not set'}); install the CUDA {torch_cuda} toolkit"
-    text = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False).stdout
-    match = re.search(r"release (\d+)\.(\d+)", text)
-    if match is None:
+    release = release_of(nvcc)
+    if release is None:
         return f"{nvcc} does not say its version"
-    if match[1] != torch_cuda.split(".")[0]:
-        return f"nvcc is CUDA {match[1]}.{match[2]} and torch was built with CUDA {torch_cuda}; their majors must agree"
+    if release.split(".")[0] != torch_cuda.split(".")[0]:
+        return f"nvcc is CUDA {release} and torch was built with CUDA {torch_cuda}; their majors must agree"
     return None
 
 
@@ -92,7 +131,8 @@ def build_options() -> dict:
             "'setuptools<82', wheel and ninja first and add --no-build-isolation"
         ) from None
     os.environ.setdefault("MAX_JOBS", str(default_jobs()))
-    options = {"include_dirs": ["csrc"], "py_limited_api": True}
+    headers = sorted(str(path) for pattern in ("*.h", "*.cuh") for path in Path("csrc").rglob(pattern))
+    options = {"include_dirs": ["csrc"], "depends": headers, "py_limited_api": True}
     extensions = [
         cpp_extension.CppExtension(
             "zoo._C",
@@ -106,20 +146,16 @@ def build_options() -> dict:
     if wanted not in ("auto", "0", "1"):
         raise SystemExit(f"zoo: ZOO_CUDA is {wanted!r}; expected auto, 0 or 1")
     problem = "ZOO_CUDA=0 asks for none" if wanted == "0" else cuda_problem(torch.version.cuda, cpp_extension.CUDA_HOME)
+    architectures = architecture_list(os.environ.get("TORCH_CUDA_ARCH_LIST") or DEFAULT_ARCHITECTURES)
     if problem is None:
-        flags = gencode_flags(os.environ.get("TORCH_CUDA_ARCH_LIST") or DEFAULT_ARCHITECTURES)
+        nvcc_flags = ["-O3", "-std=c++17", "-DUSE_CUDA", "--expt-relaxed-constexpr", *STABLE_ABI]
         extensions.append(
             cpp_extension.CUDAExtension(
                 "zoo._C_cuda",
-                sorted(
-                    str(path)
-                    for folder in ("csrc/cuda",)
-                    for path in Path(folder).glob("*.c[up]*")
-                    if path.suffix in (".cu", ".cpp")
-                ),
+                sorted(str(path) for pattern in ("*.cpp", "*.cu") for path in Path("csrc/cuda").glob(pattern)),
                 extra_compile_args={
                     "cxx": ["-O3", "-fvisibility=hidden", "-DUSE_CUDA", *STABLE_ABI],
-                    "nvcc": ["-O3", "-std=c++17", "-DUSE_CUDA", "--expt-relaxed-constexpr", *STABLE_ABI, *flags],
+                    "nvcc": [*nvcc_flags, *gencode_flags(architectures)],
                 },
                 extra_link_args=["-s"],
                 **options,
@@ -129,9 +165,15 @@ def build_options() -> dict:
         raise SystemExit(f"zoo: ZOO_CUDA=1 asks for the CUDA core, but {problem}")
     elif not METADATA_ONLY & set(sys.argv):
         print(f"zoo: building without the CUDA core: {problem}", file=sys.stderr)
+    record = {
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda if problem is None else None,
+        "architectures": [] if problem else [code_name(a) for a in architectures],
+        "compiler": None if problem else f"nvcc {release_of(Path(cpp_extension.CUDA_HOME) / 'bin' / 'nvcc')}",
+    }
     return {
         "ext_modules": extensions,
-        "cmdclass": {"build_ext": cpp_extension.BuildExtension},
+        "cmdclass": {"build_ext": recording(cpp_extension.BuildExtension, record)},
         "options": {"bdist_wheel": {"py_limited_api": "cp310"}},
     }
 

@@ -8,10 +8,10 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
-#include <torch/headeronly/util/Exception.h>
 
 #include <optional>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -21,6 +21,20 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using Sizes = std::vector<int64_t>;
 
+template <typename... Parts>
+[[noreturn]] void fail(const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  throw std::runtime_error(text.str());
+}
+
+// Throws what was got and expected; the parts are only made if it does. Not STD_TORCH_CHECK, which puts the source
+// file's path into the message.
+#define ZOO_CHECK(condition, ...)          \
+  do {                                     \
+    if (!(condition)) fail(__VA_ARGS__);   \
+  } while (false)
+
 enum class Activation { none, relu, gelu, gelu_tanh, silu };
 
 inline Activation parse_activation(const std::string& name) {
@@ -29,7 +43,7 @@ inline Activation parse_activation(const std::string& name) {
   if (name == "gelu") return Activation::gelu;
   if (name == "gelu_tanh") return Activation::gelu_tanh;
   if (name == "silu") return Activation::silu;
-  STD_TORCH_CHECK(false, "zoo: unknown activation '", name, "'; known: none, relu, gelu, gelu_tanh, silu");
+  fail("zoo: unknown activation '", name, "'; known: none, relu, gelu, gelu_tanh, silu");
 }
 
 // What the activation's derivative is computed from: the product before it, or (relu) the output alone.
@@ -58,38 +72,38 @@ inline std::string device_of(const Tensor& t) {
 
 inline void check_dtype(const char* op, const Tensor& t, const char* name) {
   const auto type = t.scalar_type();
-  STD_TORCH_CHECK(
+  ZOO_CHECK(
       type == ScalarType::Float || type == ScalarType::Double || type == ScalarType::Half ||
           type == ScalarType::BFloat16,
       op, ": ", name, " must be float64, float32, float16 or bfloat16, got ", torch::headeronly::toString(type));
 }
 
 inline void check_same(const char* op, const Tensor& a, const char* a_name, const Tensor& b, const char* b_name) {
-  STD_TORCH_CHECK(
+  ZOO_CHECK(
       a.scalar_type() == b.scalar_type(), op, ": ", b_name, " must have the dtype of ", a_name, " (",
       torch::headeronly::toString(a.scalar_type()), "), got ", torch::headeronly::toString(b.scalar_type()),
       "; convert one of them");
-  STD_TORCH_CHECK(
+  ZOO_CHECK(
       a.device() == b.device(), op, ": ", b_name, " must be on the device of ", a_name, " (", device_of(a), "), got ",
       device_of(b), "; move one of them");
 }
 
 inline void check_dim(const char* op, const Tensor& t, const char* name, int64_t dim) {
-  STD_TORCH_CHECK(t.dim() == dim, op, ": ", name, " must have ", dim, " dimension(s), got shape ", shape_of(t));
+  ZOO_CHECK(t.dim() == dim, op, ": ", name, " must have ", dim, " dimension(s), got shape ", shape_of(t));
 }
 
 inline void check_linear(const char* op, const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias) {
   check_dtype(op, input, "input");
-  STD_TORCH_CHECK(input.dim() >= 1, op, ": input must have at least 1 dimension, got a scalar");
+  ZOO_CHECK(input.dim() >= 1, op, ": input must have at least 1 dimension, got a scalar");
   check_dim(op, weight, "weight", 2);
   check_same(op, input, "input", weight, "weight");
-  STD_TORCH_CHECK(
+  ZOO_CHECK(
       input.size(input.dim() - 1) == weight.size(1), op, ": input's last size must be weight's in_features (",
       weight.size(1), "), got input ", shape_of(input), " and weight ", shape_of(weight));
   if (bias) {
     check_dim(op, *bias, "bias", 1);
     check_same(op, input, "input", *bias, "bias");
-    STD_TORCH_CHECK(
+    ZOO_CHECK(
         bias->size(0) == weight.size(0), op, ": bias must have weight's out_features (", weight.size(0), "), got ",
         shape_of(*bias));
   }
@@ -98,10 +112,10 @@ inline void check_linear(const char* op, const Tensor& input, const Tensor& weig
 // grad (*, N) against weight (N, K)
 inline void check_input_grad(const char* op, const Tensor& grad, const Tensor& weight) {
   check_dtype(op, grad, "grad");
-  STD_TORCH_CHECK(grad.dim() >= 1, op, ": grad must have at least 1 dimension, got a scalar");
+  ZOO_CHECK(grad.dim() >= 1, op, ": grad must have at least 1 dimension, got a scalar");
   check_dim(op, weight, "weight", 2);
   check_same(op, grad, "grad", weight, "weight");
-  STD_TORCH_CHECK(
+  ZOO_CHECK(
       grad.size(grad.dim() - 1) == weight.size(0), op, ": grad's last size must be weight's out_features (",
       weight.size(0), "), got grad ", shape_of(grad), " and weight ", shape_of(weight));
 }
@@ -109,24 +123,24 @@ inline void check_input_grad(const char* op, const Tensor& grad, const Tensor& w
 // grad (*, N) against input (*, K) with the same leading sizes
 inline void check_weight_grad(const char* op, const Tensor& grad, const Tensor& input) {
   check_dtype(op, grad, "grad");
-  STD_TORCH_CHECK(grad.dim() >= 1, op, ": grad must have at least 1 dimension, got a scalar");
+  ZOO_CHECK(grad.dim() >= 1, op, ": grad must have at least 1 dimension, got a scalar");
   check_same(op, grad, "grad", input, "input");
   bool same = grad.dim() == input.dim();
   for (int64_t i = 0; same && i + 1 < grad.dim(); ++i) same = grad.size(i) == input.size(i);
-  STD_TORCH_CHECK(
+  ZOO_CHECK(
       same, op, ": grad and input must have the same leading sizes, got grad ", shape_of(grad), " and input ",
       shape_of(input));
 }
 
 inline void check_bias_grad(const char* op, const Tensor& grad) {
   check_dtype(op, grad, "grad");
-  STD_TORCH_CHECK(grad.dim() >= 1, op, ": grad must have at least 1 dimension, got a scalar");
+  ZOO_CHECK(grad.dim() >= 1, op, ": grad must have at least 1 dimension, got a scalar");
 }
 
 inline void check_activation_grad(const char* op, const Tensor& grad, const Tensor& saved) {
   check_dtype(op, grad, "grad");
   check_same(op, grad, "grad", saved, "saved");
-  STD_TORCH_CHECK(
+  ZOO_CHECK(
       sizes_of(grad) == sizes_of(saved), op, ": grad must have the shape of saved ", shape_of(saved), ", got ",
       shape_of(grad));
 }
@@ -134,14 +148,14 @@ inline void check_activation_grad(const char* op, const Tensor& grad, const Tens
 // a (*, M, K) against b (*, K, N) with the same leading sizes
 inline void check_matmul(const char* op, const Tensor& a, const Tensor& b) {
   check_dtype(op, a, "a");
-  STD_TORCH_CHECK(
+  ZOO_CHECK(
       a.dim() >= 2 && a.dim() == b.dim(), op, ": a and b must have the same number of dimensions, at least 2, got a ",
       shape_of(a), " and b ", shape_of(b));
   check_same(op, a, "a", b, "b");
   const int64_t d = a.dim();
   bool same = a.size(d - 1) == b.size(d - 2);
   for (int64_t i = 0; same && i < d - 2; ++i) same = a.size(i) == b.size(i);
-  STD_TORCH_CHECK(
+  ZOO_CHECK(
       same, op, ": expected a (*, M, K) and b (*, K, N) with the same leading sizes, got a ", shape_of(a), " and b ",
       shape_of(b));
 }

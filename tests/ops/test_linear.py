@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ops.reference import ACTIVATE, DTYPES, assert_accurate, gradients, naive_linear
+from support.reference import ACTIVATE, DTYPES, assert_accurate, gradients, naive_linear
 from zoo import ops
 
 SHAPES = [(1, 1, 1), (2, 3, 4), (65, 17, 10), (64, 64, 64), (130, 100, 129), (3, 200, 1), (1, 784, 256), (7, 1, 5)]
@@ -58,9 +58,9 @@ def test_the_activations_where_they_bend(device, activation):
     x, one = z.unsqueeze(1).requires_grad_(), torch.ones(1, 1, dtype=torch.float64, device=device)
     y = ops.linear(x, one, activation=activation)
     want = ACTIVATE[activation](x)
-    torch.testing.assert_close(y, want, rtol=1e-12, atol=1e-300)
+    torch.testing.assert_close(y, want, rtol=1e-12, atol=1e-15)  # torch cancels in the far tail of gelu
     (got,), (wanted,) = torch.autograd.grad(y.sum(), x), torch.autograd.grad(want.sum(), x)
-    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-300)
+    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-15)
 
 
 def test_unknown_activation_names_the_known_ones():
@@ -207,9 +207,13 @@ def test_extremes_are_ieee(device):
     x = torch.tensor([[inf, 1.0], [nan, 1.0], [3e38, 3e38], [1e-40, 0.0]], device=device)
     w = torch.tensor([[1.0, 1.0], [0.0, 1.0], [-1.0, 0.0]], device=device)
     torch.testing.assert_close(ops.linear(x, w), F.linear(x, w), equal_nan=True, rtol=0, atol=0)
-    for activation in ("relu", "gelu", "gelu_tanh", "silu"):
+    for activation, activate in ACTIVATE.items():
         got = ops.linear(x, w, activation=activation)
-        assert got[1].isnan().all() and got[0, 0] == inf and got[2, 0] == inf
+        assert got[1].isnan().all()
+        if device == "cpu":  # the CPU core is torch's
+            torch.testing.assert_close(got, activate(F.linear(x, w)), equal_nan=True, rtol=0, atol=0)
+        else:
+            assert got[0, 0] == got[2, 0] == inf
 
 
 def test_gradient_of_relu_masks_infinities(device):

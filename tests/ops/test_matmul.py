@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.ops.reference import DTYPES, gradients
+from support.reference import DTYPES, gradients
 from zoo import ops
 
 SHAPES = [

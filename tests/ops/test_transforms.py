@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 import zoo
-from tests.ops.reference import ACTIVATE
+from support.reference import ACTIVATE
 from zoo import ops
 
 ACTIVATIONS = [None, "relu", "gelu", "gelu_tanh", "silu"]

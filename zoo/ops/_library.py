@@ -34,8 +34,9 @@ def _load() -> str | None:
     core = library_path("_C")
     if core is None:
         raise ImportError(
-            f"zoo's library is not built: {_PACKAGE} has no _C.abi3.so. "
-            "Run `python -m pip install .` (or `python setup.py build_ext --inplace` in a checkout)"
+            f"{_PACKAGE} holds zoo's sources without its compiled library. Build it in place with "
+            "`python -m pip install -e .` in the folder above; or, if zoo is installed already, start Python where "
+            "that folder does not come first (`pytest` and `zoo`, not `python -m pytest`)"
         )
     torch.ops.load_library(str(core))
     cuda = library_path("_C_cuda")

@@ -1,0 +1,115 @@
+"""The build's decisions: which libraries, for which chips, and what it says where it cannot."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def build():
+    spec = importlib.util.spec_from_file_location("zoo_setup", ROOT / "setup.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def fake_nvcc(folder, text):
+    (folder / "bin").mkdir()
+    nvcc = folder / "bin" / "nvcc"
+    nvcc.write_text(f"#!/bin/sh\necho '{text}'\n")
+    nvcc.chmod(0o755)
+    return str(folder)
+
+
+def test_architectures_become_flags(build):
+    assert build.gencode_flags(build.architecture_list("8.0+PTX;9.0a")) == [
+        "-gencode=arch=compute_80,code=compute_80",
+        "-gencode=arch=compute_90a,code=sm_90a",
+    ]
+    assert build.architecture_list("8.0, 9.0 10.0f") == ["8.0", "9.0", "10.0f"]
+    assert build.gencode_flags(["10.0f"]) == ["-gencode=arch=compute_100f,code=sm_100f"]
+
+
+@pytest.mark.parametrize("text", ["sm_90", "9", "9.0x", "Hopper"])
+def test_an_architecture_that_torch_would_not_know_is_named(build, text):
+    with pytest.raises(SystemExit, match=f"'{text}'; expected entries such as 8.0"):
+        build.architecture_list(f"8.0;{text}")
+
+
+def test_why_cuda_cannot_be_built(build, tmp_path):
+    assert build.cuda_problem(None, "/usr/local/cuda") == "the torch that zoo is built with has no CUDA"
+    assert "no nvcc was found (CUDA_HOME is /nonexistent)" in build.cuda_problem("13.0", "/nonexistent")
+    assert "CUDA_HOME is not set" in build.cuda_problem("13.0", None)
+    home = fake_nvcc(tmp_path, "Cuda compilation tools, release 12.8, V12.8.93")
+    assert build.cuda_problem("13.0", home) == (
+        "nvcc is CUDA 12.8 and torch was built with CUDA 13.0; their majors must agree"
+    )
+    assert build.cuda_problem("12.6", home) is None
+
+
+def test_an_nvcc_without_a_version(build, tmp_path):
+    assert "does not say its version" in build.cuda_problem("13.0", fake_nvcc(tmp_path, "hello"))
+
+
+def run_setup(*arguments, **environment):
+    return subprocess.run(
+        [sys.executable, "setup.py", *arguments],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_zoo_cuda_1_is_an_error_where_it_cannot_be():
+    done = run_setup("build_ext", "--dry-run", ZOO_CUDA="1", CUDA_HOME="/nonexistent")
+    assert done.returncode != 0
+    assert "ZOO_CUDA=1 asks for the CUDA core, but" in done.stderr
+
+
+def test_zoo_cuda_takes_three_values():
+    done = run_setup("build_ext", "--dry-run", ZOO_CUDA="yes")
+    assert done.returncode != 0
+    assert "ZOO_CUDA is 'yes'; expected auto, 0 or 1" in done.stderr
+
+
+def test_without_torch_metadata_works_and_a_build_says_what_is_missing(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('no torch')\n")
+    assert run_setup("--version", PYTHONPATH=str(tmp_path)).returncode == 0
+    done = run_setup("build_ext", PYTHONPATH=str(tmp_path))
+    assert done.returncode != 0
+    assert "--no-build-isolation" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_max_jobs_of_the_user_is_kept_and_the_default_is_modest(build):
+    assert 1 <= build.default_jobs() <= (os.cpu_count() or 1)
+
+
+def test_the_toolkit_is_found_behind_a_wrapper(build, tmp_path, monkeypatch):
+    bin_ = tmp_path / "bin"
+    bin_.mkdir()
+    (bin_ / "nvcc").write_text(f"#!/bin/sh\necho '#$ TOP={tmp_path}/real' >&2\n")
+    (bin_ / "nvcc").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{bin_}{os.pathsep}{os.environ['PATH']}")
+    assert build.toolkit_of_nvcc() == os.path.realpath(tmp_path / "real")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert build.toolkit_of_nvcc() is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the C++ runtime is checked on Linux")
+def test_a_static_cxx_runtime_is_refused(build, tmp_path):
+    library = tmp_path / "_C.abi3.so"
+    library.write_bytes(b"... libstdc++.so.6 ...")
+    build.check_cxx_runtime(library)
+    library.write_bytes(b"... libc.so.6 ...")
+    with pytest.raises(SystemExit, match=r"links a static libstdc\+\+ into _C.abi3.so"):
+        build.check_cxx_runtime(library)
+    assert not library.exists()
