@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,13 @@ def run_setup(*arguments, **environment):
         text=True,
         check=False,
     )
+
+
+def test_every_package_is_installed():
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    listed = set(re.search(r"^packages = \[(.*?)\]", text, re.S | re.M)[1].replace('"', "").replace(",", "").split())
+    folders = {path.parent.relative_to(ROOT) for path in (ROOT / "zoo").rglob("*.py")}
+    assert listed == {".".join(folder.parts) for folder in folders} | {"zoo._weights"}
 
 
 def test_zoo_cuda_1_is_an_error_where_it_cannot_be():

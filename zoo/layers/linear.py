@@ -22,7 +22,7 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         weight = self.weight
-        if alters_torch_functions(weight):
+        if type(weight) is not nn.Parameter and alters_torch_functions(weight):
             note_fallback(self, f"its weight is a {type(weight).__name__}, which brings its own linear")
             return F.linear(input, weight, self.bias)
         return linear(input, weight, self.bias)

@@ -1,91 +1,102 @@
-"""The classes that patched modules have.
+"""The classes that patched modules have: a swap changes a module's class and nothing else.
 
-A swap changes a module's class and nothing else. The new class is made from the layer to run and the class that the
-module had; being made at run time it cannot be pickled by name, so its instances are pickled (and deep-copied) as
-"the class made from these two".
+The new class is made from the layer to run and the class that the module had.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import sys
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import nn
 
+from zoo.derived import Derived, derive, without
 from zoo.layers.registry import get_layer
 
-__all__ = ["Patched", "adopt", "patched_class", "release"]
+__all__ = ["Patched", "adopt", "all_or_nothing", "release"]
 
 _ADOPTED = "_zoo_adopted"
 _STORES = ("_parameters", "_buffers", "_modules")
 
 
-class Patched:
-    """Mixin that marks a module as swapped, and remembers what it was."""
+class Patched(Derived):
+    """Mixin that marks a module as swapped."""
 
     zoo_kind: str
     zoo_layer: str
-    zoo_original: type[nn.Module]
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        reduced = super().__reduce_ex__(protocol)
-        made_from = (self.zoo_original, self.zoo_kind, self.zoo_layer)
-        return (_rebuild, made_from, *reduced[2:])
 
 
-def _rebuild(original: type[nn.Module], kind: str, layer: str) -> nn.Module:
-    cls = patched_class(original, kind, layer)
-    return cls.__new__(cls)
-
-
-def patched_class(original: type[nn.Module], kind: str, layer: str) -> type[nn.Module]:
+def _patched_class(original: type[nn.Module], kind: str, layer: str) -> type[nn.Module]:
     """The class of a module of class ``original`` that runs the layer of that name."""
-    return _make(original, kind, layer, get_layer(kind, layer))
+    return _make(original, kind, layer, get_layer(kind, layer))  # type: ignore[arg-type]
 
 
 @functools.cache
 def _make(original: type[nn.Module], kind: str, layer: str, layer_class: type[nn.Module]) -> type[nn.Module]:
     bases = (Patched, layer_class) if issubclass(layer_class, original) else (Patched, layer_class, original)
-    marks = {"zoo_kind": kind, "zoo_layer": layer, "zoo_original": original, "__module__": original.__module__}
-    return type(f"{original.__name__}[{layer}]", bases, marks)
+    recipe = (_patched_class, kind, layer)
+    return derive(f"{original.__name__}[{layer}]", bases, original, recipe, zoo_kind=kind, zoo_layer=layer)
 
 
 def adopt(module: nn.Module, kind: str, layer: str) -> None:
-    """Turn ``module`` into the layer of that name, in place. A layer's own ``adopt`` may add attributes and buffers.
+    """Turn ``module`` into the layer of that name, in place. The layer's own ``adopt`` may add to it.
 
     Raises:
-        ValueError: the layer's ``adopt`` changed the module's state dict. Whenever it raises, the module is as it was.
+        ValueError: that ``adopt`` did more than add attributes and non-persistent buffers.
     """
-    keys, before = list(module.state_dict(keep_vars=True)), _names(module)
-    module.__class__ = patched_class(type(module), kind, layer)
-    hook = getattr(module, "adopt", None)
+    module.__class__ = _patched_class(type(module), kind, layer)
+    hook = getattr(get_layer(kind, layer), "adopt", None)
     if hook is None:
         return
-    try:
-        hook()
-    finally:
-        added = {store: names - before[store] for store, names in _names(module).items()}
-        module.__dict__[_ADOPTED] = added
-        changed = list(module.state_dict(keep_vars=True)) != keys
-        if changed or sys.exc_info()[0]:
-            release(module)
-    if changed:
+    before = _attributes(module)
+    hook(module)
+    after = _attributes(module)
+    added = after.keys() - before.keys()
+    changed = [key for key, value in before.items() if key not in after or after[key] is not value]
+    kept = [(store, name) for store, name in added if store != "__dict__" and not _is_transient(module, store, name)]
+    if changed or kept:
         raise ValueError(
-            f"{kind} layer {layer!r}: its adopt() changed the state dict's keys; use plain attributes or "
-            "register_buffer(..., persistent=False)"
+            f"{kind} layer {layer!r}: its adopt() may only add plain attributes and buffers with persistent=False, "
+            f"but it touched {', '.join(sorted(repr(name) for _, name in (*changed, *kept)))}"
         )
-
-
-def _names(module: nn.Module) -> dict[str, set[str]]:
-    return {"__dict__": set(module.__dict__), **{store: set(getattr(module, store)) for store in _STORES}}
+    if added:
+        module.__dict__[_ADOPTED] = added
 
 
 def release(module: nn.Module) -> None:
     """Give a patched module back the class it had, without whatever its layer's ``adopt`` had added."""
-    assert isinstance(module, Patched)
-    for store, names in module.__dict__.pop(_ADOPTED, {}).items():
-        for name in names:
-            getattr(module, store).pop(name, None)
-            module._non_persistent_buffers_set.discard(name)
-    module.__class__ = module.zoo_original
+    for store, name in module.__dict__.pop(_ADOPTED, ()):
+        getattr(module, store).pop(name, None)
+        module._non_persistent_buffers_set.discard(name)
+    module.__class__ = without(type(module), Patched)
+
+
+@contextlib.contextmanager
+def all_or_nothing(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """On an exception the modules get back the classes and the attributes that they had."""
+    before = [(module, type(module), _contents(module)) for module in modules]
+    try:
+        yield
+    except BaseException:
+        for module, cls, contents in before:
+            module.__class__ = cls
+            for container, was in contents:
+                container.clear()
+                container.update(was)
+        raise
+
+
+def _contents(module: nn.Module) -> list[tuple[Any, Any]]:
+    containers = [module.__dict__, *(getattr(module, store) for store in _STORES), module._non_persistent_buffers_set]
+    return [(container, container.copy()) for container in containers]
+
+
+def _attributes(module: nn.Module) -> dict[tuple[str, str], Any]:
+    stores = {"__dict__": module.__dict__, **{store: getattr(module, store) for store in _STORES}}
+    return {(store, name): value for store, held in stores.items() for name, value in held.items()}
+
+
+def _is_transient(module: nn.Module, store: str, name: str) -> bool:
+    return store == "_buffers" and name in module._non_persistent_buffers_set

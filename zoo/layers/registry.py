@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from zoo.naming import natural_key, unknown_name
 
-__all__ = ["KINDS", "Kind", "get_layer", "kind_of", "layer_name", "list_layers", "register_layer"]
+__all__ = ["KINDS", "Kind", "custom_layer", "get_layer", "kind_of", "list_layers", "register_layer", "stock_kind"]
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,17 @@ class Kind:
     """The layer it stands for; a swappable layer is a subclass, and shares its parameters and their names."""
     arguments: tuple[str, ...]
     """What a layer given as a function is called with: the input, then attributes of the module."""
+    flops: Callable[[Any, Tensor], int]
+    """Of the stock layer's forward, from the module and the output, as torch counts them (2 M N K a product)."""
 
 
-KINDS: dict[str, Kind] = {"linear": Kind(stock=nn.Linear, arguments=("input", "weight", "bias"))}
+KINDS: dict[str, Kind] = {
+    "linear": Kind(
+        stock=nn.Linear,
+        arguments=("input", "weight", "bias"),
+        flops=lambda module, output: 2 * output.numel() * module.in_features,
+    )
+}
 
 _layers: dict[tuple[str, str], type[nn.Module]] = {}
 
@@ -56,7 +64,8 @@ def register_layer(kind: str, name: str) -> Callable[[_L], _L]:
     def register(layer: _L) -> _L:
         if (kind, name) in _layers:
             raise ValueError(
-                f"{kind} layer {name!r} is registered already, as {_layers[kind, name].__qualname__}; choose another name"
+                f"{kind} layer {name!r} is registered already, as {_layers[kind, name].__qualname__}; "
+                "choose another name"
             )
         if isinstance(layer, type):
             if not issubclass(layer, stock):
@@ -68,11 +77,13 @@ def register_layer(kind: str, name: str) -> Callable[[_L], _L]:
                 raise ValueError(
                     f"{kind} layer {name!r}: {layer.__qualname__} has no forward of its own, so nothing would change"
                 )
-            if layer.__new__ is not object.__new__ or "__slots__" in layer.__dict__:
+            try:
+                object.__new__(stock).__class__ = layer
+            except TypeError as error:
                 raise ValueError(
-                    f"{kind} layer {name!r}: {layer.__qualname__} defines __new__ or __slots__, so a module cannot "
-                    "become one in place; leave them out"
-                )
+                    f"{kind} layer {name!r}: a {stock.__name__} cannot become a {layer.__qualname__} in place "
+                    f"({error}); leave out __slots__"
+                ) from None
             _layers[kind, name] = layer
         elif callable(layer):
             _layers[kind, name] = _from_function(kind, name, layer)
@@ -107,9 +118,19 @@ def get_layer(kind: str, name: str) -> type[nn.Module]:
     return _layers[kind, name]
 
 
-def layer_name(kind: str, layer: type[nn.Module]) -> str | None:
-    """The name under which a class is registered, or None."""
-    return next((n for (k, n), cls in _layers.items() if k == kind and cls is layer), None)
+def stock_kind(module: nn.Module) -> str | None:
+    """The kind that a module is of, swapped or not; None where it is of none."""
+    return next((name for name, kind in KINDS.items() if isinstance(module, kind.stock)), None)
+
+
+def custom_layer(module: nn.Module, kind: str) -> str | None:
+    """The name of the registered layer whose forward the module runs, or None."""
+    if "forward" in module.__dict__:
+        return None
+    forward = type(module).forward
+    names = [name for (k, name), layer in _layers.items() if k == kind and layer.forward is forward]
+    patched_as = getattr(module, "zoo_layer", None)
+    return patched_as if patched_as in names else names[0] if names else None
 
 
 def list_layers(kind: str | None = None) -> list[str]:

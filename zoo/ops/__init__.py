@@ -11,6 +11,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch._C import _is_any_autocast_enabled
 
 from zoo.ops import _flops as _flops
 from zoo.ops._activation import activation_grad
@@ -52,7 +53,8 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, activat
         RuntimeError: shapes, dtypes or devices that do not fit, with what was got and expected.
         ValueError: an unknown activation.
     """
-    input, weight, bias = _autocast(input, weight, bias)
+    if _is_any_autocast_enabled():
+        input, weight, bias = _autocast(input, weight, bias)
     if activation is None:
         return _linear(input, weight, bias)
     if activation not in ACTIVATIONS:
@@ -77,7 +79,8 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     Raises:
         RuntimeError: shapes, dtypes or devices that do not fit, with what was got and expected.
     """
-    a, b, _ = _autocast(a, b, None)
+    if _is_any_autocast_enabled():
+        a, b, _ = _autocast(a, b, None)
     if a.dim() == 0 or b.dim() == 0:
         raise RuntimeError(
             f"zoo::matmul: a and b must have at least 1 dimension, got {tuple(a.shape)} and {tuple(b.shape)}"

@@ -13,11 +13,12 @@ to any order. From a rule :func:`register` makes
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _are_functorch_transforms_active, _AutoDispatchBelowAutograd
+from torch._C import _are_functorch_transforms_active, _AutoDispatchBelowAutograd, _get_tracing_state
 from torch.autograd import Function, forward_ad
 
 __all__ = ["Rule", "apply", "register"]
@@ -28,6 +29,8 @@ class Rule:
 
     op: Any
     """The operator, e.g. ``torch.ops.zoo.linear.default``."""
+    run: Callable[..., Any]
+    """The operator without OpOverload's Python around it, which costs about as much as a small kernel."""
     eager: type[Function]
     transformable: type[Function]
 
@@ -59,11 +62,12 @@ _library = torch.library.Library("zoo", "IMPL")
 def register(rule: type[Rule]) -> type[Rule]:
     """Class decorator: make the Functions of a rule and register its kernels."""
     op = rule.op
+    run = rule.run = op._op
     name = op._schema.name.removeprefix("zoo::")
 
     def eager_forward(ctx: Any, *args: Any) -> Any:
         with _AutoDispatchBelowAutograd():
-            output = op(*args)
+            output = run(*args)
         rule.setup(ctx, args, output)
         return output
 
@@ -108,7 +112,7 @@ def register(rule: type[Rule]) -> type[Rule]:
 
 def apply(rule: type[Rule], *args: Any) -> Any:
     """Call the operator of a rule, differentiably, in whatever mode the caller is."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or _get_tracing_state() is not None:
         return rule.op(*args)
     if _are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return rule.transformable.apply(*args)
@@ -121,7 +125,7 @@ def _eager(rule: type[Rule], args: tuple[Any, ...]) -> Any:
             if isinstance(a, Tensor) and a.requires_grad:
                 return rule.eager.apply(*args)
     with _AutoDispatchBelowAutograd():
-        return rule.op(*args)
+        return rule.run(*args)
 
 
 def _has_tangent(args: tuple[Any, ...]) -> bool:

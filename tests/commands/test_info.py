@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from zoo.commands.info import describe
+
+
+def test_own_resnet() -> None:
+    info = describe("resnet50", options={})
+    assert info.parameters == 25_557_032
+    assert info.linear_parameters == 2048 * 1000 + 1000
+    assert (info.head, info.swapped, info.skipped) == (("fc",), ("fc",), {})
+    assert "num_classes=1000" in info.options
+    assert "block" not in " ".join(info.options)  # fixed by the name
+    assert info.weights["torchvision"][:2] == ("IMAGENET1K_V1", "IMAGENET1K_V2")
+    assert "a1_in1k" in info.weights["timm"]
+    text = str(info)
+    assert "25,557,032, 8.0% of them in Linears" in text
+    assert "1, 1 swapped by custom_linear=True (fc)" in text
+
+
+def test_options_change_the_model() -> None:
+    info = describe("mlp", options={"in_features": 4, "hidden": [3], "num_classes": 2})
+    assert info.parameters == 4 * 3 + 3 + 3 * 2 + 2
+    assert info.weights == {"zoo": ("mlp.digits",)}
+
+
+def test_what_is_left_alone_has_a_reason() -> None:
+    info = describe("torchvision/vit_b_16", options={})
+    assert (len(info.swapped), len(info.skipped)) == (25, 12)
+    assert all(name.endswith("out_proj") and reason for name, reason in info.skipped.items())
+    assert "12 left alone (encoder.layers.encoder_layer_0.self_attention.out_proj," in " ".join(str(info).split())
+    assert "image_size" in info.options
+    assert set(info.weights) == {"torchvision"}
+
+
+def test_timm() -> None:
+    info = describe("timm/resnet18", options={})
+    assert info.options == ()
+    assert "what timm.create_model takes" in str(info)
+    assert set(info.weights) == {"timm"}
+    assert json.loads(info.to_json())["model_class"] == "timm.models.resnet.ResNet"
+
+
+def test_a_model_without_linears() -> None:
+    info = describe("torchvision/squeezenet1_0", options={})
+    assert (info.linear_parameters, info.swapped, info.skipped) == (0, (), {})
+
+
+def test_nothing_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of 6.4 GB of weights is described in passing."""
+    before = torch.get_default_dtype()
+    info = describe("timm/vit_giant_patch14_224", options={})
+    assert info.parameters > 1e9
+    assert torch.get_default_dtype() is before

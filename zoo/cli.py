@@ -1,0 +1,210 @@
+"""The command line: ``zoo list | info | check | parity | demo | doctor``.
+
+Here are the arguments alone. What a command does is in :mod:`zoo.commands`, :mod:`zoo.demo` and :mod:`zoo.doctor`,
+imported when the command runs: torch takes seconds to import, and ``zoo --help`` has no need of it.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+from zoo.commands.output import AsJson, deliver, tell
+from zoo.report import Report
+from zoo.version import __version__
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="zoo",
+    help="The proving ground for custom layers: put one into real models, prove it, time it.",
+    epilog="Exit codes: 0 all is well, 1 something failed, 2 the command was not understood, 130 interrupted.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+class Source(str, Enum):
+    """Whose models."""
+
+    zoo = "zoo"
+    torchvision = "torchvision"
+    timm = "timm"
+
+
+class Library(str, Enum):
+    """A library with reference models."""
+
+    torchvision = "torchvision"
+    timm = "timm"
+
+
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="A model, as resnet50, torchvision/vit_b_16 or timm/convnext_tiny.")
+]
+Weights = Annotated[
+    str,
+    typer.Option(metavar="NAME|PATH|none", help="Trained weights by name or file; none: fresh ones from a fixed seed."),
+]
+Options = Annotated[
+    list[str] | None,
+    typer.Option("--option", "-o", metavar="KEY=VALUE", help="An option of the model, as num_classes=10; repeatable."),
+]
+Device = Annotated[str, typer.Option(metavar="DEVICE", help="cpu, cuda or cuda:N; auto: a GPU where there is one.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"zoo {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command("list")
+def list_(
+    pattern: Annotated[str, typer.Argument(help="Names with *, ? and [], as timm/vit_*.")] = "*",
+    source: Annotated[Source | None, typer.Option(help="Only the models of this library.")] = None,
+    layers: Annotated[bool, typer.Option("--layers", help="The layers that can be swapped in, not models.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the models, or the layers, that zoo knows: one name a line."""
+
+    def work() -> Report:
+        from zoo.commands.listing import list_layers, list_models
+
+        return list_layers(pattern) if layers else list_models(pattern, source=source.value if source else None)
+
+    deliver(work, as_json=as_json)
+
+
+@app.command()
+def info(name: Name, option: Options = None, as_json: AsJson = False) -> None:
+    """Show a model: its size, its Linears and which of them can be swapped, its options and weights.
+
+    The model is built without memory, so this is quick for the largest as well.
+    """
+
+    def work() -> Report:
+        from zoo.commands.info import describe
+        from zoo.commands.setup import options_from
+
+        return describe(name, options=options_from(option or ()))
+
+    deliver(work, as_json=as_json)
+
+
+@app.command()
+def check(
+    name: Name,
+    against: Annotated[
+        Library | None, typer.Option(help="The library to compare with; by default the model's own, or torchvision.")
+    ] = None,
+    weights: Weights = "none",
+    gradients: Annotated[bool, typer.Option("--gradients", help="Compare every gradient as well.")] = False,
+    option: Options = None,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Check a model with custom layers against torchvision's or timm's: its state dict, then its outputs.
+
+    The outputs, on real images, are judged by their error against float64: those of the custom model may be no worse
+    than twice those of the library's.
+    """
+
+    def work() -> Report:
+        from zoo.commands.check import check as run
+        from zoo.commands.setup import options_from
+
+        return run(
+            name,
+            against=against.value if against else None,
+            weights=None if weights == "none" else weights,
+            gradients=gradients,
+            device=device,
+            options=options_from(option or ()),
+        )
+
+    deliver(work, as_json=as_json)
+
+
+@app.command()
+def parity(
+    name: Name,
+    data: Annotated[
+        str, typer.Option(metavar="DIR|NAME", help="An image folder (one sub-folder a class), digits or fashion_mnist.")
+    ],
+    weights: Weights = "none",
+    limit: Annotated[int | None, typer.Option(min=1, help="Only so many images, evenly taken from all.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images at once.")] = 64,
+    size: Annotated[int | None, typer.Option(min=1, help="Side that the built-in sets' images are brought to.")] = None,
+    option: Options = None,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Compare the top-1 accuracy of a model with stock and with custom layers on real images.
+
+    Fails where they differ by more than rounding explains: a prediction may change only if the stock model's two best
+    classes are as near to each other as rounding errors are.
+    """
+
+    def work() -> Report:
+        from zoo.commands.accuracy import compare
+        from zoo.commands.setup import options_from
+
+        return compare(
+            name,
+            data=data,
+            weights=None if weights == "none" else weights,
+            limit=limit,
+            batch_size=batch_size,
+            size=size,
+            device=device,
+            options=options_from(option or ()),
+        )
+
+    deliver(work, as_json=as_json)
+
+
+@app.command()
+def demo(device: Device = "auto", as_json: AsJson = False) -> None:
+    """Show the main job in about a minute, without network or GPU.
+
+    Puts the custom Linear into resnet50, checks it against torchvision's on real photos, then trains an MLP on real
+    digits twice from one seed, stock and custom, and sets the results side by side.
+    """
+
+    def work() -> Report:
+        from zoo.demo import demo as run
+
+        return run(device=device, say=tell)
+
+    deliver(work, as_json=as_json)
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Say what is built, for which GPUs, what would be used here, and what is wrong if something is."""
+
+    def work() -> Report:
+        from zoo.doctor import examine
+
+        return examine()
+
+    deliver(work, as_json=as_json)
+
+
+def main() -> None:
+    """Entry point of the ``zoo`` script."""
+    app()

@@ -1,0 +1,116 @@
+"""What several commands need first: a device, a model as the arguments ask for it, and real inputs for it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zoo import weights_index
+from zoo.data import digits, eval_transform, photos
+from zoo.factory import create
+
+__all__ = [
+    "channels_of",
+    "choose_device",
+    "make",
+    "options_from",
+    "real_inputs",
+    "resized",
+    "side_of",
+    "transform_for",
+]
+
+
+def choose_device(text: str) -> torch.device:
+    """The device of that name; "auto" is a GPU if zoo can use one. ValueError for one that is not here."""
+    from zoo.ops._library import CUDA_LOADED
+
+    if text == "auto":
+        return torch.device("cuda" if CUDA_LOADED and torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(text)
+    except RuntimeError:
+        raise ValueError(f"device {text!r}: expected cpu, cuda, cuda:N or auto") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device {text!r}: zoo's kernels run on cpu and cuda")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device {text!r}: torch sees {torch.cuda.device_count()} GPUs here; `zoo doctor` tells more")
+    return device
+
+
+def options_from(pairs: Iterable[str]) -> dict[str, Any]:
+    """Model options from ``key=value`` texts; a value is JSON, or else text. ValueError for another form."""
+    options = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key.isidentifier():
+            raise ValueError(f"option {pair!r}: expected KEY=VALUE, such as num_classes=10")
+        try:
+            options[key] = json.loads(value)
+        except json.JSONDecodeError:
+            options[key] = value
+    return options
+
+
+def make(name: str, options: Mapping[str, Any], *, device: torch.device | str, **given: Any) -> nn.Module:
+    """``zoo.create``; an option that the model does not take is a ValueError too.
+
+    Without weights it has fresh ones from seed 0, none of them constant: a head that begins as zeros, or a branch that
+    begins with a weight of 1e-6, would hide whatever is computed before it.
+    """
+    torch.manual_seed(0)
+    try:
+        model = create(name, **{**options, **given}, device=device)
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+    if given.get("weights") is None and torch.device(device).type != "meta":
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all()):
+                    parameter.add_(torch.randn(parameter.shape, generator=generator).to(parameter), alpha=0.1)
+    return model
+
+
+def real_inputs(name: str, model: nn.Module) -> Tensor:
+    """Real images as the model takes them, (N, C, H, W): two photographs, or eight digits for an ``mlp``."""
+    if (pixels := getattr(model, "in_features", None)) is not None:
+        return resized(digits(train=False)[:8][0], side_of(pixels))
+    transform = transform_for(name, model, None)
+    images = torch.stack([transform(photo) for photo in photos().values()])
+    channels = channels_of(model)
+    return images if channels == 3 else images.mean(1, keepdim=True).expand(-1, channels, -1, -1).contiguous()
+
+
+def transform_for(name: str, model: nn.Module, weights: str | None) -> Callable[[Any], Tensor]:
+    """From a photograph to the model's input, as its weights were evaluated with where they have a name."""
+    if getattr(model, "pretrained_cfg", None):
+        return eval_transform(model)
+    named = weights is not None and not Path(weights).suffix and weights not in weights_index.names()
+    return eval_transform(name, weights=weights if named else None)
+
+
+def channels_of(model: nn.Module) -> int:
+    """Channels of the images that a model takes: those of its first convolution, 1 for one without."""
+    return next((m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)), 1)
+
+
+def side_of(pixels: int) -> int:
+    """The side of a square image of so many pixels. ValueError if there is none."""
+    side = math.isqrt(pixels)
+    if side * side != pixels:
+        raise ValueError(f"in_features={pixels}: no square image has so many pixels; expected 784, 64 or the like")
+    return side
+
+
+def resized(images: Tensor, side: int) -> Tensor:
+    """Images (..., C, H, W) brought to side x side by bilinear interpolation."""
+    flat = F.interpolate(images.reshape(-1, *images.shape[-3:]), (side, side), mode="bilinear")
+    return flat.reshape(*images.shape[:-2], side, side)

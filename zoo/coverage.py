@@ -1,0 +1,131 @@
+"""What really ran: which custom layers a forward called, and which share of the FLOPs went through them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import nn
+
+from zoo.bypass import weights_read_past_forward
+from zoo.isolation import undisturbed
+from zoo.layers.registry import custom_layer, stock_kind
+from zoo.policy import NOT_SELECTED, policy_of
+from zoo.report import Report
+from zoo.selection import names_of, selected, unswappable
+from zoo.state_dict import unwrap
+from zoo.watching import watch
+
+__all__ = ["CoverageReport", "ModuleCoverage", "coverage"]
+
+Status = Literal["custom", "never called", "skipped", "fell back"]
+_LOST = "the policy asks for it, but it is a stock layer made after the patch; patch again"
+
+
+@dataclass(frozen=True)
+class ModuleCoverage:
+    """What happened to one layer in the forward."""
+
+    name: str
+    kind: str
+    status: Status
+    """"custom": its own kernel ran in every call. "fell back": some calls went to torch. "never called": a custom
+    layer whose forward nobody called. "skipped": not a custom layer."""
+    layer: str | None
+    """The registered name of the custom layer, or None."""
+    calls: int
+    fallbacks: dict[str, int]
+    """Reason -> number of calls that fell back."""
+    flops: int
+    """Of its forwards, 2 M N K a product; of a custom layer's never less than the stock layer's would have been."""
+    reason: str
+    """Why it was never called or skipped; empty for the others."""
+    fault: bool
+    """Whether the model's policy is not kept here: a fallback, a weight that went past the custom layer, or a stock
+    layer that took a custom one's place. A layer that is merely idle in this forward is none."""
+
+
+@dataclass(frozen=True)
+class CoverageReport(Report):
+    """What really ran in one forward. ``ok``: no layer has a fault (see :class:`ModuleCoverage`)."""
+
+    modules: tuple[ModuleCoverage, ...]
+    flops: int
+    """Of the whole forward."""
+    custom_flops: int
+    """Of those, the ones that ran through custom layers."""
+
+    @property
+    def ok(self) -> bool:
+        return not any(module.fault for module in self.modules)
+
+    @property
+    def share(self) -> float:
+        """The share of the forward's FLOPs that ran through custom layers, 0 to 1."""
+        return self.custom_flops / self.flops if self.flops else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**super().to_dict(), "share": self.share}
+
+    def __str__(self) -> str:
+        counts = Counter(module.status for module in self.modules)
+        summary = ", ".join(f"{count} {status}" for status, count in counts.items()) or "no layer of a known kind"
+        lines = [f"{self.share:.1%} of {self.flops:.3g} FLOPs ran through custom layers; {summary}"]
+        for module in self.modules:
+            if module.status != "custom":
+                fallbacks = (f"{reason} ({n} of {module.calls} calls)" for reason, n in module.fallbacks.items())
+                why = module.reason or "; ".join(fallbacks)
+                lines.append(f"  {module.name or '(the model itself)'}: {module.status}: {why}")
+        return "\n".join(lines)
+
+
+def coverage(model: nn.Module, *inputs: Any) -> CoverageReport:
+    """Run ``model(*inputs)`` once, in the mode it is in, and report which custom layers really ran.
+
+    The model's modes and buffers and the random number generators are left as they were. What is compiled runs
+    uncompiled, and of DataParallel and DistributedDataParallel the module inside.
+    """
+    named = [(name, module, kind) for name, module in model.named_modules() if (kind := stock_kind(module))]
+    with undisturbed(model), watch(module for _, module, _ in named) as seen:
+        unwrap(model)(*inputs)
+    reasons = _Reasons(model)
+    modules, custom_flops = [], 0
+    for name, module, kind in named:
+        key, layer = id(module), custom_layer(module, kind)
+        calls, flops, fallbacks = seen.calls[key], seen.flops[key], dict(seen.fallbacks.get(key, {}))
+        passed = f"its weight went past its forward into {seen.past[key]}" if key in seen.past and not calls else ""
+        reason, fault = "", bool(fallbacks)
+        status: Status
+        if layer is None:
+            status = "skipped"
+            reason = passed or reasons.of(module, kind)
+            fault = reason == _LOST
+        elif not calls:
+            status = "never called"
+            reason, fault = passed or "idle in this forward", bool(passed)
+        else:
+            status = "fell back" if fallbacks else "custom"
+            custom_flops += 0 if fallbacks else flops
+        modules.append(ModuleCoverage(name, kind, status, layer, calls, fallbacks, flops, reason, fault))
+    return CoverageReport(tuple(modules), seen.total, custom_flops)
+
+
+class _Reasons:
+    """Why layers are stock ones, in the light of the policies that lie on the model and its parts."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._past = weights_read_past_forward(model)
+        self._asked: set[nn.Module] = set()
+        parts = [part for part in model.modules() if policy_of(part)]
+        self._patched = bool(parts)
+        for part in parts:
+            for rule in policy_of(part):
+                self._asked |= selected(part, names_of(part, rule.kind), rule, strict=False)
+
+    def of(self, module: nn.Module, kind: str) -> str:
+        if not self._patched:
+            return "the model was not patched"
+        if module not in self._asked:
+            return NOT_SELECTED
+        return unswappable(module, kind) or self._past.get(module) or _LOST

@@ -1,0 +1,41 @@
+"""Runs a model without leaving a trace: its modes, buffers and the random number generators come back as they were."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import is_fake
+from torch.nn.parameter import is_lazy
+
+__all__ = ["undisturbed"]
+
+
+@contextlib.contextmanager
+def undisturbed(*models: nn.Module) -> Iterator[None]:
+    """Inside, the models may be run and their modes set; after, also after an exception, all is as before:
+    every module's ``training``, every buffer's value, and the RNG state of the CPU and of the models' GPUs."""
+    modules = [module for model in models for module in model.modules()]
+    modes = [(module, module.training) for module in modules]
+    buffers = [(module, dict(module._buffers)) for module in modules]
+    values = {b: b.detach().clone() for _, held in buffers for b in held.values() if b is not None and _has_value(b)}
+    devices = {t.device for model in models for t in (*model.parameters(), *model.buffers())}
+    with torch.random.fork_rng(devices=[d.index for d in devices if d.type == "cuda"]):
+        try:
+            yield
+        finally:
+            for module, training in modes:
+                module.training = training
+            for module, held in buffers:
+                for name, buffer in held.items():
+                    module._buffers[name] = buffer
+            for buffer, value in values.items():
+                if buffer.layout is not torch.strided or not torch.equal(buffer, value):
+                    with torch.inference_mode(buffer.is_inference()), torch.no_grad():
+                        buffer.copy_(value)
+
+
+def _has_value(buffer: torch.Tensor) -> bool:
+    return not (is_lazy(buffer) or buffer.is_meta or is_fake(buffer))

@@ -1,0 +1,181 @@
+"""Swaps layers in a model, in place and reversibly, and says what was swapped and what was not, and why.
+
+A swap changes the class of a module. The module object, its Parameters, hooks, flags, extra attributes and its place
+in the model stay, so optimizers, tied weights and state dicts do not notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from zoo.bypass import weights_read_past_forward
+from zoo.isolation import undisturbed
+from zoo.layers.patched import Patched, adopt, all_or_nothing, release
+from zoo.layers.registry import custom_layer, get_layer
+from zoo.policy import NOT_SELECTED, Only, Rule, forget, policy_of, remember
+from zoo.report import Report
+from zoo.selection import names_of, selected, unswappable
+from zoo.state_dict import unwrap
+from zoo.watching import Watch, watch
+
+__all__ = ["Rule", "SwapReport", "apply_rules", "patch", "policy_of", "unpatch"]
+
+
+@dataclass(frozen=True)
+class SwapReport(Report):
+    """What :func:`patch` did.
+
+    ``ok``: every layer that was asked for runs as the custom one.
+    """
+
+    kind: str
+    layer: str
+    swapped: tuple[str, ...]
+    """Names of the modules that are the custom layer now (before this call already, or by it)."""
+    skipped: dict[str, str]
+    """Name of each other module of the kind -> why it was left alone."""
+    proven: bool = False
+    """Whether a probe forward (``example``) showed that each swapped one runs."""
+
+    @property
+    def ok(self) -> bool:
+        return all(reason == NOT_SELECTED for reason in self.skipped.values())
+
+    def __str__(self) -> str:
+        total = len(self.swapped) + len(self.skipped)
+        lines = [f"{len(self.swapped)} of {total} {self.kind} layers run as {self.layer!r}"]
+        lines[0] += " (shown by a probe forward)" if self.proven else ""
+        lines += [f"  {name or '(the model itself)'}: {reason}" for name, reason in self.skipped.items()]
+        return "\n".join(lines)
+
+
+def patch(
+    model: nn.Module, kind: str = "linear", *, layer: str = "zoo", only: Only | list[str] = None, example: Any = None
+) -> SwapReport:
+    """Swap the layers of a kind for a registered one, in place.
+
+    Args:
+        model: any module; one that is itself such a layer is swapped too.
+        kind: the kind of layer, "linear".
+        layer: the registered name of the layer to put in (:func:`zoo.list_layers`).
+        only: which ones: None (all), "head" (the classifier), globs over module names, or a predicate (name, module).
+        example: an input of the model, or the tuple of its positional arguments. With it a probe forward in training
+            and one in eval mode without gradients prove that what is reported as swapped runs; what did not run is put
+            back. The probe leaves the model's modes and buffers and the random number generators as they were.
+
+    A layer whose weight its parent reads past its forward is left alone, unless the probe shows it running in both
+    modes. A second patch adds to the first; :func:`unpatch` undoes all. The choice stays with the model: a head that
+    ``reset_classifier`` makes, deep copies and EMA copies follow it.
+
+    Raises:
+        ValueError: unknown kind or layer, an ``only`` of the wrong form, a glob that matches nothing, "head" where the
+            model has none, a layer whose ``adopt`` breaks the module, an example that the model does not take. The
+            model is then as it was.
+    """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"patch: model must be an nn.Module, got {type(model).__name__}")
+    rule = Rule(kind, layer, only)  # type: ignore[arg-type]
+    report = _apply(model, rule, example=example, strict=True)
+    remember(model, rule)
+    return report
+
+
+def unpatch(model: nn.Module) -> None:
+    """Undo every :func:`patch` of the model exactly. A layer that was built as zoo's own stays what it is."""
+    forget(model)
+    for module in model.modules():
+        if isinstance(module, Patched):
+            release(module)
+
+
+def apply_rules(model: nn.Module, rules: Iterable[Rule], *, but: Collection[nn.Module] = ()) -> None:
+    """Apply a stored policy to a model, and keep it as its policy. Globs that match nothing here are passed over.
+
+    The modules in ``but`` are left as they are.
+    """
+    for rule in rules:
+        _apply(model, rule, strict=False, but=but)
+        remember(model, rule)
+
+
+def _apply(
+    model: nn.Module, rule: Rule, *, strict: bool, example: Any = None, but: Collection[nn.Module] = ()
+) -> SwapReport:
+    get_layer(rule.kind, rule.layer)
+    names = names_of(model, rule.kind)
+    asked = selected(model, names, rule, strict=strict) - set(but)
+    past = weights_read_past_forward(model)
+    skipped: dict[str, str] = {}
+    candidates: dict[str, nn.Module] = {}
+    for module, (name, *_) in names.items():
+        if custom_layer(module, rule.kind) == rule.layer:
+            candidates[name] = module
+        elif module not in asked:
+            skipped[name] = NOT_SELECTED
+        elif reason := unswappable(module, rule.kind):
+            skipped[name] = reason
+        elif module in past and example is None:
+            skipped[name] = f"{past[module]}; pass example= to see whether it runs nevertheless"
+        else:
+            candidates[name] = module
+    with all_or_nothing(candidates.values()):
+        for module in candidates.values():
+            if custom_layer(module, rule.kind) != rule.layer:
+                if isinstance(module, Patched):
+                    release(module)
+                adopt(module, rule.kind, rule.layer)
+        if example is not None:
+            for name, reason in _idle(model, candidates, past, example).items():
+                if isinstance(candidates[name], Patched):
+                    release(candidates[name])
+                skipped[name] = reason
+    order = [name for name, *_ in names.values()]
+    return SwapReport(
+        rule.kind,
+        rule.layer,
+        tuple(name for name in order if name not in skipped),
+        {name: skipped[name] for name in order if name in skipped},
+        proven=example is not None,
+    )
+
+
+def _idle(model: nn.Module, layers: dict[str, nn.Module], past: dict[nn.Module, str], example: Any) -> dict[str, str]:
+    """The layers that do not run, with the reason, as probe forwards in training and in eval mode show."""
+    if any(isinstance(module, nn.modules.lazy.LazyModuleMixin) for module in model.modules()):
+        raise ValueError("example: the model has lazy modules, which a probe would initialise; run it once first")
+    names = {id(module): name for name, module in layers.items()}
+    arguments = example if isinstance(example, tuple) else (example,)
+    probes: dict[str, Watch] = {}
+    for mode in ("training", "eval"):
+        training = mode == "training"
+        with_grad = training and not torch.is_inference_mode_enabled()
+        with undisturbed(model), torch.set_grad_enabled(with_grad), watch(layers.values()) as seen:
+            model.train(training)
+            try:
+                unwrap(model)(*arguments)
+            except Exception as error:
+                if failed := [names[id(module)] for module, _ in seen.running if id(module) in names]:
+                    where = f"the layer swapped in at {failed[-1]!r} failed"
+                elif training:  # as BatchNorm on a batch of one
+                    continue
+                else:
+                    where = "the model does not take it"
+                raise ValueError(f"example: {where} in {mode} mode: {type(error).__name__}: {error}") from error
+        probes[mode] = seen
+    idle: dict[str, str] = {}
+    for name, module in layers.items():
+        key = id(module)
+        if bypass := next((mode for mode, seen in probes.items() if key in seen.past and not seen.calls[key]), None):
+            idle[name] = f"its weight goes past its forward into {probes[bypass].past[key]} in {bypass} mode"
+        elif fell_back := [reason for seen in probes.values() for reason in seen.fallbacks.get(key, ())]:
+            idle[name] = f"it falls back: {fell_back[0]}"
+        elif not any(seen.calls[key] for seen in probes.values()):
+            idle[name] = f"not called in the probe forward in {' or '.join(probes)} mode"
+        elif module in past and "training" not in probes:
+            idle[name] = f"{past[module]}, and the example cannot show otherwise: it does not run in training mode"
+    return idle
