@@ -28,6 +28,12 @@ Tensor dense(const Tensor& t) {
   return torch::stable::contiguous(t);
 }
 
+// A matrix just made, in other sizes. As aten::view's result it would count as a view of something, and autograd
+// forbids changing such an output in place (nn.ReLU(inplace=True) after a layer).
+Tensor with_sizes(const Tensor& matrix, const Sizes& sizes) {
+  return sizes.size() == 2 ? matrix : aten("aten::_unsafe_view", "", matrix, sizes);
+}
+
 Tensor mm(const Tensor& a, const Tensor& b) {
   return aten("aten::mm", "", a, b);
 }
@@ -53,7 +59,7 @@ Tensor activate(const Tensor& z, Activation activation, bool keep) {
 Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias) {
   check_linear("zoo::linear", input, weight, bias);
   const Tensor y = aten("aten::linear", "", as_matrix(input), weight, bias);
-  return torch::stable::view(y, with_last(input, weight.size(0)));
+  return with_sizes(y, with_last(input, weight.size(0)));
 }
 
 std::tuple<Tensor, Tensor> linear_activation(
@@ -68,7 +74,7 @@ std::tuple<Tensor, Tensor> linear_activation(
 
 Tensor linear_input_grad(const Tensor& grad, const Tensor& weight) {
   check_input_grad("zoo::linear_input_grad", grad, weight);
-  return torch::stable::view(mm(as_matrix(grad), weight), with_last(grad, weight.size(1)));
+  return with_sizes(mm(as_matrix(grad), weight), with_last(grad, weight.size(1)));
 }
 
 Tensor linear_weight_grad(const Tensor& grad, const Tensor& input) {

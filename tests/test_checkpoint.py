@@ -214,16 +214,22 @@ def test_keys_that_the_modules_convert_themselves(tmp_path: Path) -> None:
     class Renamed(nn.Linear):
         _version = 2
 
-        def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        def _load_from_state_dict(self, state_dict: Any, prefix: str, told: Any, *rest: Any) -> None:
             if f"{prefix}kernel" in state_dict:
                 state_dict[f"{prefix}weight"] = state_dict.pop(f"{prefix}kernel").t()
-            super()._load_from_state_dict(state_dict, prefix, *rest)
+            if told.get("version", 2) < 2:
+                state_dict[f"{prefix}bias"] = -state_dict[f"{prefix}bias"]
+            super()._load_from_state_dict(state_dict, prefix, told, *rest)
 
     kernel = torch.randn(3, 2)
     state = {"0.kernel": kernel, "0.bias": torch.ones(2), "1.weight": torch.ones(1, 2), "1.bias": torch.ones(1)}
     model = nn.Sequential(Renamed(3, 2), nn.Linear(2, 1))
     load_checkpoint(model, {f"module.{key}": tensor for key, tensor in state.items()})
     assert torch.equal(model[0].weight, kernel.t()) and torch.equal(model[1].weight, torch.ones(1, 2))
+    versioned = OrderedDict(state)
+    versioned._metadata = {"0": {"version": 1}}  # type: ignore[attr-defined]
+    load_checkpoint(model, versioned)
+    assert torch.equal(model[0].bias, -torch.ones(2))  # converted once
     assert "0.kernel" in state
     _refused(model, {**state, "surplus": torch.ones(1)}, "unexpected .*surplus")
     for key in ("1.bias", "0.bias"):

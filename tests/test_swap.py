@@ -23,6 +23,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import zoo
+from zoo.coverage import coverage
 from zoo.layers import Linear, get_layer, registry
 from zoo.layers.patched import Patched
 from zoo.report import CheckFailed
@@ -871,6 +872,7 @@ def test_a_wrapped_model_is_patched_inside(wrap: Callable[[nn.Module], nn.Module
     if wrap is not torch.compile:
         x = torch.randn(3, 4)
         assert zoo_calls(model, x) == len(report.swapped)
+        assert {m.name for m in coverage(model, x).modules if m.status == "custom"} == set(report.swapped)
         model(x).sum().backward()
         assert all(p.grad is not None for p in core.parameters())
     unpatch(model)

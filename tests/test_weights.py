@@ -127,7 +127,7 @@ def test_the_recipe_makes_the_checkpoint(recipe: ModuleType) -> None:
     assert entry.recipe["command"] == "python weights/train_digits.py"
     shipped = create("mlp", weights=entry.name)  # bit-equal on one machine; elsewhere sums may round otherwise
     for one, other in zip(model.parameters(), shipped.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=0.05)
+        assert (one - other).norm() < 0.1 * other.norm()  # of another seed it is over 1
 
 
 # The index itself

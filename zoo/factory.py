@@ -107,7 +107,7 @@ def _rules(custom_linear: Any, layers: Any) -> list[tuple[str, str, Only]]:
 
         for kind, layer in wanted.items():
             get_layer(kind, layer)  # a wrong name is refused before anything is built
-    return [(kind, layer, only if kind == "linear" else None) for kind, layer in wanted.items()]
+    return [(kind, layer, only) for kind, layer in wanted.items()]
 
 
 def _device(device: Any) -> torch.device:

@@ -52,7 +52,7 @@ def test_fresh_weights_hide_nothing() -> None:
         torch.manual_seed(0)
         plain, made = zoo.create(name, num_classes=2), make(name, {"num_classes": 2}, device="cpu")
         assert plain.get_parameter(constant).unique().numel() == 1
-        assert made.get_parameter(constant).std() > 0.05
+        assert made.get_parameter(constant).std() > 0.2
         random = [key for key, p in plain.named_parameters() if p.unique().numel() > 1]
         assert len(random) > 10
         for key in random:  # as its library initialises it

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from zoo import ops
 from zoo.layers import Linear
 from zoo.layers._fallback import alters_torch_functions, fallback_listeners
 
@@ -39,6 +40,18 @@ def test_values_and_gradients(shape: tuple[int, ...]) -> None:
         results.append((y, leaf.grad, layer.weight.grad, layer.bias.grad))
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 4), (2, 3, 4)])
+def test_the_output_may_be_changed_in_place(shape: tuple[int, ...]) -> None:
+    mine, stock = Linear(4, 3), nn.Linear(4, 3)
+    stock.load_state_dict(mine.state_dict())
+    x = torch.randn(shape, requires_grad=True)
+    for layer in (mine, stock):
+        nn.ReLU(inplace=True)(layer(x).mul_(2)).sum().backward()
+    torch.testing.assert_close(mine.weight.grad, stock.weight.grad)
+    grad = ops.linear_input_grad(torch.randn(*shape[:-1], 3, requires_grad=True), mine.weight)
+    grad.add_(1).sum().backward()
 
 
 class Answers(Tensor):

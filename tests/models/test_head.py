@@ -62,6 +62,7 @@ def test_torchvision_without_auxiliary_heads():
         ("convnext_atto", {}, ("head.fc",)),
         ("deit_tiny_distilled_patch16_224", {}, ("head", "head_dist")),
         ("crossvit_tiny_240", {}, ("head.0", "head.1")),
+        ("volo_d1_224", {}, ("head", "aux_head")),
         ("resnet18", {"features_only": True}, ()),
     ],
 )

@@ -75,7 +75,7 @@ def make(name: str, options: Mapping[str, Any], *, device: torch.device | str, *
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all()):
-                    parameter.add_(torch.randn(parameter.shape, generator=generator).to(parameter), alpha=0.1)
+                    parameter.add_(torch.randn(parameter.shape, generator=generator).to(parameter), alpha=0.3)
     return model
 
 
