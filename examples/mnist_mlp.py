@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 import typer
 from torch import Tensor, nn
+from torchvision.datasets import MNIST
 
 import zoo
 from zoo import data as sets
@@ -59,7 +60,7 @@ def load(choice: Data) -> tuple[str, Split, Split]:
     return "digits", train, test
 
 
-def flat(dataset: sets.MNIST) -> Split:
+def flat(dataset: MNIST) -> Split:
     """All images of MNIST or Fashion-MNIST at once: they fit into memory, and a loader would be slower than the MLP."""
     return dataset.data.flatten(1).float() / 255, dataset.targets
 

@@ -231,7 +231,8 @@ class ResultsAreNoLayers(Net):
         z = self.b
         for _ in range(2):
             y = z(y) + call_layer(y, self.a)
-        return y
+        routed: Any = (self.items[0](y), 1)
+        return y * routed[0].weight
 
 
 @pytest.mark.parametrize("cls", [AsksOnly, ReadsElsewhere, ResultsAreNoLayers, lambda: OwnWeight(2, 2)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import threading
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.coverage import CoverageReport, ModuleCoverage, coverage
-from zoo.layers import registry
+from zoo.layers import note_fallback, registry
 from zoo.swap import patch, unpatch
 
 
@@ -154,6 +155,22 @@ def test_fallbacks_are_told_apart() -> None:
     assert report.share == pytest.approx(0.5) and "(1 of 1 calls)" in str(report)
 
 
+def test_a_users_layer_tells_of_its_fallbacks() -> None:
+    @registry.register_layer("linear", "small")
+    class Small(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            if len(input) > 2:
+                note_fallback(self, "more than 2 rows")
+            return F.linear(input, self.weight, self.bias)
+
+    model = nn.Sequential(nn.Linear(4, 4))
+    patch(model, layer="small")
+    assert coverage(model, torch.ones(2, 4)).ok
+    assert coverage(model, torch.ones(3, 4)).modules[0].fallbacks == {"more than 2 rows": 1}
+    unpatch(model)
+    assert patch(model, layer="small", example=torch.ones(3, 4)).skipped == {"0": "it falls back: more than 2 rows"}
+
+
 def test_layers_built_as_zoos_count_and_unpatch_is_seen() -> None:
     from zoo.layers import Linear
 
@@ -253,6 +270,22 @@ def test_a_call_that_fails_inside_the_forward_does_not_confuse_the_counts() -> N
     assert report["a"].calls == 0 and report["b"].calls == 2 and report["b"].flops == 2 * 2 * 4 * 4
 
 
+def test_calls_that_fail_inside_a_watched_layer() -> None:
+    class Outer(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 4)
+            self.inner = nn.Linear(3, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with contextlib.suppress(RuntimeError):
+                self.inner(x)
+            return super().forward(x)
+
+    model = nn.Sequential(nn.Linear(4, 4), Outer())
+    report = entries(coverage(model, torch.ones(1, 4)))
+    assert {name: m.flops for name, m in report.items()} == {"0": 32, "1": 32, "1.inner": 0}
+
+
 def test_a_compiled_model_is_run_uncompiled() -> None:
     model = nn.Sequential(nn.Linear(4, 4), torch.compile(nn.Sequential(nn.Linear(4, 4)), backend="eager"))
     patch(model)
@@ -261,9 +294,21 @@ def test_a_compiled_model_is_run_uncompiled() -> None:
     report = coverage(compiled, torch.ones(1, 4))
     assert report.share == 1 and [m.calls for m in report.modules] == [1, 1]
     assert [m.name for m in report.modules] == [n for n, m in compiled.named_modules() if isinstance(m, nn.Linear)]
-    ran = []
-    torch.compile(model[0], backend=lambda graph, inputs: ran.append(1) or graph.forward)(torch.ones(1, 4))
-    assert ran, "the compiler must be on again"
+
+
+def test_a_compiled_model_runs_compiled_again_after() -> None:
+    ran: list[int] = []
+
+    def backend(graph: Any, inputs: Any) -> Callable[..., Any]:
+        return lambda *args: ran.append(1) or graph.forward(*args)
+
+    model, x = nn.Sequential(nn.Linear(4, 4)), torch.ones(1, 4)
+    patch(model)
+    model[0].compile(backend=backend)
+    for runs in (1, 2):
+        model(x)
+        assert len(ran) == runs
+        assert coverage(model, x).share == 1 and len(ran) == runs
 
 
 def test_other_threads_do_not_count() -> None:

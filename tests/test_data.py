@@ -184,7 +184,8 @@ def test_transforms_of_timm() -> None:
     model = timm.create_model("tf_efficientnet_lite0")
     assert torch.equal(by_name, prepared(model))
     assert float(by_name.max()) <= 1.0, "(x - 0.5) / 0.5"
-    assert prepared("timm/vit_base_patch16_224", weights="augreg_in21k").shape == (3, 224, 224)
+    assert prepared("timm/convnext_tiny").shape == (3, 224, 224)
+    assert prepared("timm/convnext_tiny", weights="fb_in22k_ft_in1k_384").shape == (3, 384, 384)
     assert prepared("resnet50", weights="a1_in1k").shape == prepared("timm/resnet50", weights="a1_in1k").shape
 
 

@@ -292,6 +292,11 @@ def test_an_only_that_selects_nothing_is_refused_and_changes_nothing(only: Any, 
     assert snapshot(model) == before
 
 
+def test_a_name_is_itself_also_where_it_looks_like_a_glob() -> None:
+    model = nn.ModuleDict({"a[0]": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
+    assert patch(model, only=["a[0]"]).swapped == ("a[0]",)
+
+
 def test_only_names_the_nearest_of_many() -> None:
     model = nn.Sequential(*(Block() for _ in range(10)))
     with pytest.raises(ValueError, match=r"'3.fc_1'; did you mean 3\.fc1"):
@@ -471,6 +476,22 @@ def test_a_probe_proves_a_doubtful_layer_or_puts_it_back() -> None:
     report = patch(model, example=x)
     assert report.swapped == ("called",) and "into aten.t.default in training mode" in report.skipped["read"]
     assert type(model.read) is nn.Linear and "_zoo_adopted" not in model.read.__dict__
+
+
+class CallsAndReads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x) + self.fc.weight.square().sum()
+
+
+def test_a_layer_that_is_called_and_whose_weight_is_used_besides_runs() -> None:
+    assert patch(CallsAndReads(), example=torch.ones(2, 4)).swapped == ("fc",)
+    model = CallsAndReads()
+    patch(model, example=torch.ones(2, 4))
+    assert coverage(model, torch.ones(2, 4)).ok
 
 
 class InEvalPast(Past):

@@ -50,8 +50,7 @@ def weights_read_past_forward(model: nn.Module) -> dict[nn.Module, str]:
             readers[key].read(forward, {name: {()} for name in _names_of_self(forward, parent)})
         for path, where in readers[key].found.items() if key in readers else ():
             for child in _resolve(parent, path):
-                if child is not parent:
-                    found.setdefault(child, where)
+                found.setdefault(child, where)
     return found
 
 

@@ -46,7 +46,9 @@ def selected(model: nn.Module, names: Names, rule: Rule, *, strict: bool) -> set
     if callable(only):
         return {module for module, aliases in known.items() if any(only(alias, module) for alias in sorted(aliases))}
     globs = head_names(unwrap(model)) if only == "head" else [plain(glob) for glob in only]
-    matches = {glob: {m for m, aliases in known.items() if fnmatch.filter(aliases, glob)} for glob in globs}
+    matches = {
+        glob: {m for m, aliases in known.items() if glob in aliases or fnmatch.filter(aliases, glob)} for glob in globs
+    }
     if strict:
         _refuse_idle(rule, matches, sorted(alias for aliases in known.values() for alias in aliases))
     return set().union(*matches.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 from rich import box
 from rich.console import Console, RenderableType
@@ -11,7 +12,7 @@ from rich.text import Text
 
 from zoo.report import Report
 
-__all__ = ["TableReport", "columns", "plain", "rows", "verdict"]
+__all__ = ["TableReport", "columns", "console", "plain", "rows", "verdict"]
 
 _WIDTH = 120
 
@@ -26,12 +27,16 @@ class TableReport(Report):
         return plain(self)
 
 
+def console(**options: Any) -> Console:
+    """A Console that prints brackets and colons in names as they are."""
+    return Console(markup=False, emoji=False, highlight=False, **options)
+
+
 def plain(renderable: RenderableType, *, width: int = _WIDTH) -> str:
     """The renderable as text without colour, its lines at most ``width`` characters long."""
-    console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False, legacy_windows=False)
-    console.print(renderable, highlight=False)
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    return "\n".join(line.rstrip() for line in text.splitlines())
+    file = io.StringIO()
+    console(file=file, width=width, color_system=None, force_terminal=False).print(renderable)
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
 def columns(*names: str, right: tuple[str, ...] = (), title: str | None = None) -> Table:

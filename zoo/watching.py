@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.nn.parameter import is_lazy
@@ -19,9 +17,6 @@ from zoo.layers._fallback import fallback_listeners
 from zoo.layers.registry import KINDS, custom_layer, stock_kind
 
 __all__ = ["Watch", "watch"]
-
-_one_at_a_time = threading.RLock()
-"""For what is global: the compiler's stance."""
 
 
 class Watch(FlopCounter):
@@ -81,18 +76,17 @@ class Watch(FlopCounter):
 
 @contextlib.contextmanager
 def watch(modules: Iterable[nn.Module]) -> Iterator[Watch]:
-    """Watch what this thread runs inside. Compiled models run uncompiled: no layer can be told apart in a graph.
+    """Watch what this thread runs inside. What is compiled runs uncompiled, as under any dispatch mode.
 
     The hooks are global ones, for one on a module itself would change what runs: it turns the encoder's fast path off.
+    As all hooks do, they miss a parent that calls ``child.forward(x)`` instead of ``child(x)``.
     """
     watching = Watch(list(modules))
-    with _one_at_a_time, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         fallback_listeners.append(watching.fell_back)
         stack.callback(fallback_listeners.remove, watching.fell_back)
         stack.enter_context(torch_module.register_module_forward_pre_hook(watching.before))
         stack.enter_context(torch_module.register_module_forward_hook(watching.after))
-        if "torch._dynamo" in sys.modules:  # importing it takes seconds; without it nothing is compiled
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(watching)
         yield watching
 

@@ -72,6 +72,18 @@ def test_folder_of_photographs(tmp_path: Path) -> None:
     assert report.stock_top1 == right.double().mean().item()
 
 
+def test_fashion_mnist(fashion_mnist_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZOO_DATA", str(fashion_mnist_root))
+    report = run("mlp", data="fashion_mnist", limit=100)
+    assert (report.ok, report.images, report.data) == (True, 100, "fashion_mnist")
+    torch.manual_seed(0)
+    images = zoo.data.fashion_mnist(train=False)
+    model = zoo.commands.setup.make("mlp", {}, device="cpu").eval()
+    pixels = images.data[::100].float() / 255
+    right = model(pixels.flatten(1)).argmax(1) == images.targets[::100]
+    assert report.stock_top1 == pytest.approx(right.double().mean().item())
+
+
 @pytest.mark.parametrize("factor", [1.01, -1.0, float("nan")])
 def test_a_wrong_layer_fails(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
     monkeypatch.setattr(zoo.layers.Linear, "forward", lambda self, x: F.linear(x, self.weight, self.bias) * factor)

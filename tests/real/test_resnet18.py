@@ -83,7 +83,7 @@ def test_accuracy_is_kept(models: dict[str, nn.Module], held_out: TensorDataset)
 
 
 def test_logits_and_gradients_are_within_the_rule(models: dict[str, nn.Module], held_out: TensorDataset) -> None:
-    images = held_out.tensors[0][:256]
+    images = held_out.tensors[0][:128]
     for name in ("zoo", "custom"):
         report = zoo.parity(models[name], models["stock"], images, gradients=True)
         assert report.ok and not report.weights_differ and not report.blank, report

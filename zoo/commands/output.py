@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from zoo.report import Report
+from zoo.tables import console
 
 __all__ = ["AsJson", "deliver", "progress", "tell"]
 
@@ -34,14 +35,14 @@ def deliver(work: Callable[[], Report], *, as_json: bool) -> None:
     except (ValueError, OSError) as error:
         if as_json:
             _write(json.dumps({"ok": False, "error": str(error)}, indent=2))
-        Console(stderr=True, soft_wrap=True).print(f"zoo: {error}", style="red", markup=False, highlight=False)
+        _stderr().print(f"zoo: {error}", style="red")
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         raise typer.Exit(_INTERRUPTED) from None
     if as_json:
         _write(report.to_json())
     elif sys.stdout.isatty() and hasattr(report, "__rich__"):
-        Console().print(report, highlight=False)
+        console().print(report)
     else:
         _write(str(report))
     raise typer.Exit(0 if report.ok else 1)
@@ -72,4 +73,8 @@ def progress() -> Progress:
 
 def tell(text: str) -> None:
     """Say on stderr what comes next."""
-    Console(stderr=True, soft_wrap=True).print(f"... {text}", style="dim", markup=False, highlight=False)
+    _stderr().print(f"... {text}", style="dim")
+
+
+def _stderr() -> Console:
+    return console(stderr=True, soft_wrap=True)

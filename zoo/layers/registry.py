@@ -52,7 +52,8 @@ def register_layer(kind: str, name: str) -> Callable[[_L], _L]:
     Either a subclass of the kind's stock layer (``nn.Linear`` for "linear") with a ``forward`` of its own, or a plain
     function ``f(input, weight, bias) -> output``. The patched module keeps its instance, and so its parameters: a
     class must live on what the stock layer has. If it needs more, it defines ``adopt(self)``, which is called on each
-    module after its class has changed and may set attributes and non-persistent buffers; unpatch removes them.
+    module after its class has changed and may set attributes and non-persistent buffers, nothing else; unpatch removes
+    them. A forward that hands its work to torch tells so by ``zoo.layers.note_fallback(self, reason)``.
 
     Raises:
         ValueError: unknown kind, a name taken, or something that cannot stand in for the stock layer.
