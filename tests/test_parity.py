@@ -361,15 +361,16 @@ def test_an_activation_that_rounding_moves_over_a_kink(side: int) -> None:
 def test_a_sum_that_cancels() -> None:
     """One number, right in stock by luck: only more runs of stock show what is honest here."""
     torch.manual_seed(0)
-    model = nn.Linear(512, 1, bias=False)
-    x = torch.randn(200, 512)
-    outputs = model(x).detach()[:, 0]
-    errors = (outputs - x.double() @ model.weight.detach().double()[0]).abs() / outputs.abs()
-    row = x[int((errors + outputs.abs() * 1e-5).argmin())]
-    cls = broken_output(lambda y: y + 3e-8 * float((row * model.weight).norm()))
-    assert parity(swapped(model, cls), model, row[None]).ok
-    far = broken_output(lambda y: y + 3e-5 * float((row * model.weight).norm()))
-    assert not parity(swapped(model, far), model, row[None]).ok
+    model, x = nn.Linear(512, 1, bias=False), torch.randn(4000, 512)
+    terms = x.double() * model.weight.detach().double()
+    exact, size = terms.sum(1), terms.norm(dim=1)
+    outputs = torch.cat([model(row).detach() for row in x])
+    evidence = torch.maximum((outputs - exact).abs(), 1.2e-7 * exact.abs()) / size
+    best = int(evidence.argmin())
+    off = 3e-8 * float(size[best])  # less than a rounding of one of the 512 products
+    assert 4 * float(evidence[best]) < 3e-8, "this case should be one"
+    assert parity(swapped(model, broken_output(lambda y: y + off)), model, x[best]).ok
+    assert not parity(swapped(model, broken_output(lambda y: y + 100 * off)), model, x[best]).ok
 
 
 # The first layer
@@ -507,7 +508,16 @@ def test_tied_weights() -> None:
 
 def test_wrapped_models() -> None:
     reference = mlp()
-    for wrap in (lambda m: torch.compile(m, backend="eager"), nn.DataParallel):
+
+    def compiled(model: nn.Module) -> nn.Module:
+        return torch.compile(model, backend="eager")
+
+    for wrap in (
+        compiled,
+        nn.DataParallel,
+        lambda m: compiled(nn.DataParallel(m)),
+        lambda m: nn.DataParallel(compiled(m)),
+    ):
         assert parity(wrap(swapped(reference, Permuted)), reference, _x(), gradients=True).ok
         assert parity(reference, wrap(reference), _x(), gradients=True).ok
         report = parity(wrap(swapped(reference, InTf32)), reference, _x())
@@ -629,6 +639,9 @@ def test_batchless_and_empty_inputs() -> None:
 def test_float64_models_are_held_to_float64() -> None:
     model, x = mlp().double(), _x().double()
     assert parity(swapped(model, Permuted), model, x, gradients=True).ok
+    wide = nn.Linear(2048, 64).double()
+    report = parity(swapped(wide, Permuted), wide, torch.randn(64, 2048).double())
+    assert report.ok and report.entries[0].error > 2 * torch.finfo(torch.float64).eps, report
 
     class InFloat32(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
@@ -707,12 +720,36 @@ class _Stateful(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         self.replaced = self.replaced + 1
+        assert not any(module.training for module in self.modules())
         torch.rand(3)
         if self.fail:
             raise ArithmeticError("on purpose")
         y = self.inner(self.drop(self.norm(x)))
         x.data.zero_()
         return y
+
+
+class _Accumulating(torch.autograd.Function):
+    """Adds to ``weight.grad`` itself, as fused optimizers want it, and returns the gradient too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.parameter = weight
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        if ctx.parameter.grad is None:
+            ctx.parameter.grad = torch.zeros_like(weight)
+        ctx.parameter.grad += grad.T @ x
+        return grad @ weight, grad.T @ x, grad.sum(0)
+
+
+class Accumulating(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return _Accumulating.apply(x, self.weight, self.bias)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -722,6 +759,7 @@ def test_the_caller_notices_nothing(fails: bool, gradients: bool) -> None:
     reference, model = _Stateful(), _Stateful()
     model.load_state_dict(reference.state_dict())
     model.fail = fails
+    model.inner[4].__class__ = Accumulating
     hooked: list[str] = []
     for m in (model, reference):
         m.train()
