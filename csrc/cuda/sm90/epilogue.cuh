@@ -1,0 +1,206 @@
+// What happens to a tile's float accumulators: bias, activation, and the way to memory.
+#pragma once
+
+#include "ptx.cuh"
+
+#include <cstring>
+
+namespace zoo::sm90 {
+
+enum Act : int { none, relu, gelu, gelu_tanh, silu };
+
+__device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float reciprocal_fast(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Phi(-|x|) = exp(-x^2 / 2) t P(t), t = 1 / (1 + c |x|); e is set to exp(-x^2 / 2). P is fitted for relative error, so
+// that the far tail is right too: 2e-5, precise 2e-7.
+template <bool precise>
+__device__ __forceinline__ float tail(float x, float& e) {
+  e = exp2_fast(x * x * -0.72134752f);
+  const float t = reciprocal_fast(fmaf(precise ? 0.37f : 0.33f, fabsf(x), 1.f));
+  float p;
+  if constexpr (precise) {
+    p = fmaf(-0.031319884f, t, 0.135105069f);
+    p = fmaf(p, t, -0.194254804f);
+    p = fmaf(p, t, 0.0644789541f);
+    p = fmaf(p, t, 0.0134238224f);
+    p = fmaf(p, t, 0.0901785922f);
+    p = fmaf(p, t, 0.127164416f);
+    p = fmaf(p, t, 0.147615295f);
+    p = fmaf(p, t, 0.147608613f);
+  } else {
+    p = fmaf(-0.0607965376f, t, 0.107276008f);
+    p = fmaf(p, t, 0.0708939042f);
+    p = fmaf(p, t, 0.119336823f);
+    p = fmaf(p, t, 0.131630660f);
+    p = fmaf(p, t, 0.131648066f);
+  }
+  return p * t * e;
+}
+
+// x Phi(x) = max(x, 0) - |x| Phi(-|x|): nothing cancels. +inf, -inf and NaN give what x * normcdf(x) gives.
+template <bool precise>
+__device__ __forceinline__ float gelu_erf(float x) {
+  float e;
+  const float q = tail<precise>(x, e);
+  return fmaf(-fabsf(fminf(x, 100.f)), q, x < 0.f ? 0.f : x);
+}
+
+// x sigmoid(x (a + b x^2)): silu with (1, 0), gelu's tanh form with (2 c, 2 c 0.044715)
+__device__ __forceinline__ float sigmoid_family(float x, float a, float b) {
+  const float square = fminf(x * x, 1e30f);
+  const float e = exp2_fast(x * fmaf(b, square, a) * -1.44269504f);
+  return __fdividef(x, 1.f + e);
+}
+
+template <bool precise, int n>
+__device__ __forceinline__ void activate(float (&v)[n], int act) {
+  if (act == none) return;
+  if (act == relu) {
+#pragma unroll
+    for (int i = 0; i < n; ++i) v[i] = v[i] < 0.f ? 0.f : v[i];
+  } else if (act == gelu) {
+#pragma unroll
+    for (int i = 0; i < n; ++i) v[i] = gelu_erf<precise>(v[i]);
+  } else {
+    const float a = act == silu ? 1.f : 1.5957691216f, b = act == silu ? 0.f : 0.0713548163f;
+#pragma unroll
+    for (int i = 0; i < n; ++i) v[i] = sigmoid_family(v[i], a, b);
+  }
+}
+
+// v *= act'(x); for relu x may be the output, and a masked gradient is 0 even where it was infinite.
+template <bool precise, int n>
+__device__ __forceinline__ void go_through(float (&v)[n], const float (&x)[n], int act) {
+  if (act == none) return;
+  if (act == relu) {
+#pragma unroll
+    for (int i = 0; i < n; ++i) v[i] = x[i] <= 0.f ? 0.f : v[i];
+  } else if (act == gelu) {
+#pragma unroll
+    for (int i = 0; i < n; ++i) {
+      float e;
+      const float q = tail<precise>(x[i], e);
+      v[i] *= fmaf(x[i] * 0.39894228f, e, x[i] < 0.f ? q : 1.f - q);
+    }
+  } else {
+    const float a = act == silu ? 1.f : 1.5957691216f, b = act == silu ? 0.f : 0.0713548163f;
+#pragma unroll
+    for (int i = 0; i < n; ++i) {
+      const float square = fminf(x[i] * x[i], 1e30f), inner = fmaf(b, square, a);
+      const float s = reciprocal_fast(1.f + exp2_fast(x[i] * inner * -1.44269504f));
+      v[i] *= fmaf(x[i] * s * (1.f - s), fmaf(2.f * b, square, inner), s);
+    }
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+  uint32_t packed;
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  }
+  return packed;
+}
+
+template <typename T>
+__device__ __forceinline__ float widen(T x) {
+  if constexpr (std::is_same_v<T, float>) return x;
+  else if constexpr (std::is_same_v<T, __nv_bfloat16>) return __bfloat162float(x);
+  else return __half2float(x);
+}
+
+template <typename T>
+__device__ __forceinline__ T narrow(float x) {
+  if constexpr (std::is_same_v<T, float>) return x;
+  else if constexpr (std::is_same_v<T, __nv_bfloat16>) return __float2bfloat16_rn(x);
+  else return __float2half_rn(x);
+}
+
+// A warp's piece of an accumulator: 16 rows x 32 columns, v[4 j + {0, 1}] at row lane / 4, columns 8 j + 2 (lane % 4)
+// + {0, 1}, and v[4 j + {2, 3}] eight rows below. 
+constexpr int kPiece = 32;
+
+// v = the which-th piece
+template <int strips, int registers>
+__device__ __forceinline__ void pick(float (&v)[16], const float (&acc)[strips][registers], int which) {
+#pragma unroll
+  for (int i = 0; i < strips * registers / 16; ++i) {
+    if (which == i) {
+      asm volatile("");  // a branch, not a select of each register
+#pragma unroll
+      for (int j = 0; j < 16; ++j) v[j] = acc[i / (registers / 16)][i % (registers / 16) * 16 + j];
+    }
+  }
+}
+
+// From shared memory, where the piece's values begin at `bias`.
+template <typename T>
+__device__ __forceinline__ void add_bias(float (&v)[16], uint32_t bias) {
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const uint32_t at = bias + (8 * j + 2 * (threadIdx.x % 4)) * sizeof(T);
+    T b[2];
+    if constexpr (sizeof(T) == 4) {
+      const float2 raw = ptx::load2_shared(at);
+      b[0] = raw.x, b[1] = raw.y;
+    } else {
+      const uint32_t raw = ptx::load_shared(at);
+      memcpy(b, &raw, 4);
+    }
+    v[4 * j] += widen(b[0]);
+    v[4 * j + 1] += widen(b[1]);
+    v[4 * j + 2] += widen(b[0]);
+    v[4 * j + 3] += widen(b[1]);
+  }
+}
+
+// Into a half of 16 rows of 128 bytes, swizzled as TMA expects.
+template <typename T>
+__device__ __forceinline__ void to_shared(uint32_t buffer, const float (&v)[16], uint32_t half) {
+  const uint32_t lane = threadIdx.x % 32, row = lane % 16;
+#pragma unroll
+  for (int j = 0; j < 4; j += 2) {
+    const uint32_t chunk = (4 * half + j + lane / 16) ^ (row % 8);
+    ptx::stmatrix(buffer + row * 128 + chunk * 16, pack<T>(v[4 * j], v[4 * j + 1]), pack<T>(v[4 * j + 2], v[4 * j + 3]),
+                  pack<T>(v[4 * j + 4], v[4 * j + 5]), pack<T>(v[4 * j + 6], v[4 * j + 7]));
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ void store_pair(T* to, float a, float b, bool second, bool aligned) {
+  if (aligned && second) {
+    if constexpr (std::is_same_v<T, float>) *reinterpret_cast<float2*>(to) = make_float2(a, b);
+    else *reinterpret_cast<uint32_t*>(to) = pack<T>(a, b);
+  } else {
+    to[0] = narrow<T>(a);
+    if (second) to[1] = narrow<T>(b);
+  }
+}
+
+// Straight to memory, for what TMA cannot write. Four lanes write 32 bytes (float) or 16 side by side.
+template <typename T>
+__device__ __forceinline__ void to_memory(T* y, int64_t ld, const float (&v)[16], int m, int n, int M, int N) {
+  const int row = m + threadIdx.x % 32 / 4;
+  const bool aligned = ld % 2 == 0;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const int at = n + 8 * j + 2 * (threadIdx.x % 4);
+    if (at >= N) continue;
+    if (row < M) store_pair(y + row * ld + at, v[4 * j], v[4 * j + 1], at + 1 < N, aligned);
+    if (row + 8 < M) store_pair(y + (row + 8) * ld + at, v[4 * j + 2], v[4 * j + 3], at + 1 < N, aligned);
+  }
+}
+
+}  // namespace zoo::sm90

@@ -1,0 +1,162 @@
+// dY' = dY act'(z) and db = its column sums, in one pass: every element is read once and written once.
+//
+// float32 leaves as the three planes that both products of the backward pass read.
+#include "epilogue.cuh"
+#include "interface.h"
+#include "split.cuh"
+
+#include <cuda_runtime.h>
+
+namespace zoo::sm90 {
+
+constexpr int kColumns = 256, kRows = 8;  // a block: 32 threads x 8 columns, 8 rows
+constexpr int kChunk = 128;               // rows a block
+
+template <typename T>
+__device__ __forceinline__ void load8(float (&v)[8], const T* from) {
+  if constexpr (std::is_same_v<T, float>) {
+    const float4 low = __ldcs(reinterpret_cast<const float4*>(from)), high = __ldcs(reinterpret_cast<const float4*>(from) + 1);
+    v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w, v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
+  } else {
+    const uint4 raw = __ldcs(reinterpret_cast<const uint4*>(from));
+    const T* values = reinterpret_cast<const T*>(&raw);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = widen(values[i]);
+  }
+}
+
+template <typename T, int act>
+__global__ void __launch_bounds__(256, 3) grad_kernel(const __grid_constant__ zoo_grad_work w) {
+  constexpr bool f32 = std::is_same_v<T, float>;
+  constexpr int unroll = 2;  // rows in flight a thread
+  __shared__ float sums_of[kRows][kColumns];
+  __shared__ bool last;
+  const int lane = threadIdx.x % 32, r = threadIdx.x / 32;
+  const int n = blockIdx.x * kColumns + lane * 8;
+  const int first = blockIdx.y * w.chunk, end = min(first + w.chunk, w.M);
+  const T* dy = static_cast<const T*>(w.dy);
+  const T* z = static_cast<const T*>(w.z);
+  float sums[8] = {};
+  bool special = false;
+  if (n < w.N) {
+    for (int m0 = first + r; m0 < end; m0 += kRows * unroll) {
+      float g[unroll][8], x[unroll][8];
+#pragma unroll
+      for (int u = 0; u < unroll; ++u) {
+        const int64_t at = static_cast<int64_t>(min(m0 + u * kRows, end - 1)) * w.ld + n;
+        load8(g[u], dy + at);
+        if constexpr (act != none) load8(x[u], z + at);
+      }
+#pragma unroll
+      for (int u = 0; u < unroll; ++u) {
+        const int m = m0 + u * kRows;
+        if (m >= end) break;
+        go_through<f32>(g[u], x[u], act);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sums[i] += g[u][i];
+        if constexpr (f32) {
+          if (w.planes.planes) {
+            store_planes(g[u], static_cast<__nv_bfloat16*>(w.planes.planes) + m * w.planes.planes_ld + n, w.planes.plane, special);
+          }
+        }
+        if (w.out) {
+          T* to = static_cast<T*>(w.out) + m * w.ld + n;
+          if constexpr (f32) {
+            reinterpret_cast<float4*>(to)[0] = make_float4(g[u][0], g[u][1], g[u][2], g[u][3]);
+            reinterpret_cast<float4*>(to)[1] = make_float4(g[u][4], g[u][5], g[u][6], g[u][7]);
+          } else {
+            *reinterpret_cast<uint4*>(to) = make_uint4(pack<T>(g[u][0], g[u][1]), pack<T>(g[u][2], g[u][3]),
+                                                       pack<T>(g[u][4], g[u][5]), pack<T>(g[u][6], g[u][7]));
+          }
+        }
+      }
+    }
+  }
+  if (w.planes.flags) {
+    const int any = __syncthreads_or(special);
+    if (threadIdx.x == 0) w.planes.flags[blockIdx.y * gridDim.x + blockIdx.x] = any;
+  }
+  if (!w.db) return;
+
+  // rows of the block, then the chunks by the last block of these columns: always in the same order
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sums_of[r][lane * 8 + i] = sums[i];
+  __syncthreads();
+  const int column = threadIdx.x, at = blockIdx.x * kColumns + column;
+  float sum = 0.f;
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) sum += sums_of[i][column];
+  if (at < w.N) __stcg(w.partial + static_cast<int64_t>(blockIdx.y) * w.N + at, sum);
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) last = atomicAdd(w.arrivals + blockIdx.x, 1u) == gridDim.y - 1;
+  __syncthreads();
+  if (!last) return;
+  __threadfence();
+  if (threadIdx.x == 0) w.arrivals[blockIdx.x] = 0;
+  if (at >= w.N) return;
+  sum = 0.f;
+#pragma unroll 16
+  for (int c = 0; c < static_cast<int>(gridDim.y); ++c) sum += __ldcg(w.partial + static_cast<int64_t>(c) * w.N + at);
+  static_cast<T*>(w.db)[at] = narrow<T>(sum);
+}
+
+template <typename T>
+void launch_grad(const zoo_grad_work& w, dim3 grid, cudaStream_t s) {
+  switch (w.act) {
+    case none: return grad_kernel<T, none><<<grid, 256, 0, s>>>(w);
+    case relu: return grad_kernel<T, relu><<<grid, 256, 0, s>>>(w);
+    case gelu: return grad_kernel<T, gelu><<<grid, 256, 0, s>>>(w);
+    case gelu_tanh: return grad_kernel<T, gelu_tanh><<<grid, 256, 0, s>>>(w);
+    case silu: return grad_kernel<T, silu><<<grid, 256, 0, s>>>(w);
+  }
+}
+
+// 32 columns a block, 32 threads down; always in the same order.
+template <typename T>
+__global__ void __launch_bounds__(1024) sum_rows_kernel(const float* from, int rows, int N, T* db) {
+  __shared__ float partial[32][33];
+  const int n = blockIdx.x * 32 + threadIdx.x;
+  float sum = 0.f;
+  if (n < N) {
+#pragma unroll 4
+    for (int m = threadIdx.y; m < rows; m += 32) sum += from[static_cast<int64_t>(m) * N + n];
+  }
+  partial[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y != 0 || n >= N) return;
+  for (int i = 1; i < 32; ++i) sum += partial[i][threadIdx.x];
+  db[n] = narrow<T>(sum);
+}
+
+}  // namespace zoo::sm90
+
+using namespace zoo::sm90;
+
+extern "C" {
+
+int zoo_sum_rows(const float* sums, int32_t rows, int32_t N, void* db, int32_t type, void* stream) {
+  const dim3 grid((N + 31) / 32), block(32, 32);
+  const auto s = static_cast<cudaStream_t>(stream);
+  if (type == 0) sum_rows_kernel<<<grid, block, 0, s>>>(sums, rows, N, static_cast<__nv_bfloat16*>(db));
+  else if (type == 1) sum_rows_kernel<<<grid, block, 0, s>>>(sums, rows, N, static_cast<__half*>(db));
+  else sum_rows_kernel<<<grid, block, 0, s>>>(sums, rows, N, static_cast<float*>(db));
+  return cudaGetLastError();
+}
+
+int zoo_grad_chunks(int32_t M) {
+  return (M + zoo::sm90::kChunk - 1) / zoo::sm90::kChunk;
+}
+
+int zoo_grad(const zoo_grad_work* work, void* stream) {
+  zoo_grad_work w = *work;
+  if (w.N % 8 || w.ld % 8) return -5;
+  w.chunk = kChunk;
+  const dim3 grid((w.N + kColumns - 1) / kColumns, zoo_grad_chunks(w.M));
+  const auto s = static_cast<cudaStream_t>(stream);
+  if (w.type == 0) launch_grad<__nv_bfloat16>(w, grid, s);
+  else if (w.type == 1) launch_grad<__half>(w, grid, s);
+  else launch_grad<float>(w, grid, s);
+  return cudaGetLastError();
+}
+}

@@ -1,0 +1,35 @@
+// One float32 as three bf16 that sum to it, to the last bit unless it is tiny.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+namespace zoo::sm90 {
+
+// What is not finite keeps its value in the first plane, and the others are zero.
+__device__ __forceinline__ void split(float x, __nv_bfloat16 (&planes)[3], bool& special) {
+  const float largest = 3.3895314e38f;  // of bf16: rounding up to inf must not happen
+  const bool finite = fabsf(x) <= 3.402823466e38f;
+  special |= !finite;
+  planes[0] = __float2bfloat16_rn(finite ? fminf(fmaxf(x, -largest), largest) : x);
+  const float rest = finite ? x - __bfloat162float(planes[0]) : 0.f;
+  planes[1] = __float2bfloat16_rn(rest);
+  planes[2] = __float2bfloat16_rn(rest - __bfloat162float(planes[1]));
+}
+
+// Eight of them, 16 bytes to each plane.
+__device__ __forceinline__ void store_planes(const float (&x)[8], __nv_bfloat16* to, int64_t plane, bool& special) {
+  __align__(16) __nv_bfloat16 out[3][8];
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    __nv_bfloat16 planes[3];
+    split(x[j], planes, special);
+#pragma unroll
+    for (int p = 0; p < 3; ++p) out[p][j] = planes[p];
+  }
+#pragma unroll
+  for (int p = 0; p < 3; ++p) *reinterpret_cast<uint4*>(to + p * plane) = *reinterpret_cast<uint4*>(out[p]);
+}
+
+}  // namespace zoo::sm90
