@@ -481,6 +481,13 @@ def test_equal_nan_weights_are_equal() -> None:
     assert parity(copy.deepcopy(model), model, _x()).weights_differ == ()
 
 
+def test_weights_of_another_dtype_differ() -> None:
+    models = [mlp(), mlp()]
+    for model, dtype in zip(models, (torch.int64, torch.float32), strict=True):
+        model.register_buffer("steps", torch.zeros(2, dtype=dtype))
+    assert parity(*models, _x()).weights_differ == ("steps",)
+
+
 def test_frozen_parameters_have_no_gradient() -> None:
     reference = mlp()
     reference[0].requires_grad_(False)
@@ -693,15 +700,24 @@ class InFloat8(nn.Linear):
         return F.linear(x, rounded, self.bias)
 
 
-def test_autocast_inside_no_grad_does_not_lose_gradients() -> None:
-    """A weight cast by a pass without gradients must not be found in autocast's cache by one that needs them."""
+def test_nothing_stays_in_autocasts_cache() -> None:
+    """A weight that a pass has cast must not be what the caller's next forward uses."""
     model, x = mlp(), _x()
     with torch.autocast("cpu", dtype=torch.bfloat16):
+        parity(model, model, x, gradients=True)
         parity(model, model, x)
+        with torch.no_grad():
+            model[4].weight.zero_()
+        assert torch.equal(model(x), model[4].bias.bfloat16().expand(len(x), -1))
         model(x).float().sum().backward()
         assert model[0].weight.grad is not None
-        model.zero_grad()
-        assert parity(model, model, x, gradients=True).ok
+
+
+def test_float64_models_are_held_to_float64_under_autocast() -> None:
+    model, x = mlp().double(), _x().double()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        report = parity(swapped(model, Permuted), model, x)
+    assert report.ok and report.entries[0].limit < 1e-13
 
 
 # Nothing of the caller's changes
@@ -721,6 +737,7 @@ class _Stateful(nn.Module):
         self.calls += 1
         self.replaced = self.replaced + 1
         assert not any(module.training for module in self.modules())
+        assert torch.is_grad_enabled() == x.requires_grad
         torch.rand(3)
         if self.fail:
             raise ArithmeticError("on purpose")
@@ -831,7 +848,8 @@ def test_every_pass_draws_the_same_numbers() -> None:
             return super().forward(x) + torch.randint(100, (self.out_features,)).to(x.dtype)
 
     model = swapped(mlp(), Noisy)
-    assert parity(copy.deepcopy(model), model, _x(), gradients=True).ok
+    report = parity(copy.deepcopy(model), model, _x(), gradients=True)
+    assert report.ok and report.worst.reference_error < 1e-5
 
 
 def test_equal_calls_give_equal_reports() -> None:

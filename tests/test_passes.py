@@ -1,0 +1,64 @@
+"""What the passes of a comparison are made of; the whole of them is tested with :func:`zoo.parity`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from zoo.passes import Pass, jittered, twin_of, with_values
+
+
+class Keeps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(x)
+        return x
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64])
+def test_jitter_moves_by_up_to_half_an_eps(dtype: torch.dtype) -> None:
+    x = torch.randn(2000, dtype=dtype)
+    eps = torch.finfo(dtype).eps
+    for rounding in (0.0, 2.0**-6):
+        moved = jittered(x, torch.Generator().manual_seed(0), rounding)
+        off = ((moved - x) / x).abs().double()
+        assert moved.dtype == dtype and off.gt(0).double().mean() > 0.1
+        assert off.max() <= max(eps, rounding) / 2 + eps  # half an eps, rounded
+        assert rounding < 2 * eps or off.max() > 0.4 * rounding
+    assert not torch.equal(jittered(x, torch.Generator().manual_seed(1), 2.0**-6), moved)
+
+
+def test_inputs_are_jittered_after_they_are_cast() -> None:
+    x, model = torch.rand(500).double() + 1, Keeps()
+    Pass("float32", model, torch.float32, (torch.Generator().manual_seed(0), 2.0**-10)).run((x,))
+    (seen,) = model.seen
+    off = (seen.double() / x - 1).abs()
+    assert seen.dtype == torch.float32 and 2.0**-12 < off.max() <= 2.0**-11 + 1e-6
+
+
+def test_integers_are_neither_cast_nor_jittered() -> None:
+    model, x = Keeps(), torch.arange(6)
+    Pass("float64", model, torch.float64, (torch.Generator(), 0.5)).run((x,))
+    assert model.seen[0].dtype == torch.int64 and torch.equal(model.seen[0], x) and model.seen[0] is not x
+
+
+def test_twins_share_nothing_and_keep_ties() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3))
+    model[2].weight = model[0].weight
+    twin = twin_of(model, torch.float64)
+    assert twin[2].weight is twin[0].weight and twin[0].weight is not model[0].weight
+    assert {t.dtype for t in twin.state_dict().values()} == {torch.float64, torch.int64}
+    assert model[0].weight.dtype == torch.float32 and twin[0].weight.requires_grad
+
+
+def test_values_are_set_only_where_the_forms_agree() -> None:
+    x = torch.randn(3, requires_grad=True)
+    output, values = x * 2, torch.tensor([7.0, 8.0, 9.0])
+    (put,) = with_values((output,), (values,))
+    assert torch.equal(put, values) and torch.equal(torch.autograd.grad(put.sum(), x)[0], torch.full((3,), 2.0))
+    for other in (values, [values], (values, values), (values[:2],), (None,)):
+        assert with_values((output,), other)[0] is output
