@@ -87,8 +87,8 @@ def last_epoch(folder: Path) -> int:
 def main(
     folder: Annotated[Path, typer.Argument(help="Where checkpoints go, and are looked for.")],
     weights: Annotated[str | None, typer.Option(help="What to fine-tune: a name of weights, or a file.")] = None,
-    epochs: Annotated[int, typer.Option(min=1)] = 2,
-    images: Annotated[int | None, typer.Option(min=BATCH, help="Use only so many, to try things.")] = None,
+    epochs: Annotated[int, typer.Option(min=1)] = 3,
+    images: Annotated[int, typer.Option(min=BATCH, help="Train on so many of the 1,437 digits.")] = 704,
 ) -> None:
     """Fine-tune a resnet18 on digits; called again with the same folder, go on where it stopped."""
     folder.mkdir(parents=True, exist_ok=True)

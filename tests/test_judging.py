@@ -109,6 +109,13 @@ def test_where_stock_is_exact_roundings_are_allowed() -> None:
     assert not _one(_made(0.0, peak=4.1 * EPS), exact).ok
 
 
+def test_limits_are_relative_to_the_exact_value() -> None:
+    exact = replace(_made(0.0), exact_norm=1000.0, exact_peak=100.0)
+    assert _one(replace(exact, norm=1900 * EPS, peak=390 * EPS), exact).ok
+    assert not _one(replace(exact, norm=2100 * EPS), exact).ok
+    assert not _one(replace(exact, peak=410 * EPS), exact).ok
+
+
 def test_half_precision_is_rounded_once() -> None:
     exact = _made(0.0, dtype=torch.bfloat16)
     assert _one(_made(0.49 * HALF, dtype=torch.bfloat16), exact).ok
@@ -149,6 +156,12 @@ def test_one_outlier_does_not_poison_the_pool() -> None:
     assert not _pooled(EPS, errors, 1e-3).ok
     # it counts as 10 eps: the root mean square is sqrt(109 / 10) = 3.3 eps, times 3
     assert _pooled(EPS, errors, 9.8 * EPS).ok and not _pooled(EPS, errors, 10 * EPS).ok
+
+
+def test_a_pool_of_mostly_exact_tensors() -> None:
+    # root mean square of six zeros and two times 10 eps: 5 eps, times 3
+    assert _pooled(0.0, [0.0] * 5 + [10 * EPS] * 2, 14.9 * EPS).ok
+    assert not _pooled(0.0, [0.0] * 5 + [10 * EPS] * 2, 15.1 * EPS).ok
 
 
 def test_kinds_are_named_and_stocks_order_is_kept() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from zoo.passes import Pass, jittered, twin_of, with_values
+from zoo.passes import Pass, jittered, snapshot, twin_of, with_values
 
 
 class Keeps(nn.Module):
@@ -62,3 +62,18 @@ def test_values_are_set_only_where_the_forms_agree() -> None:
     assert torch.equal(put, values) and torch.equal(torch.autograd.grad(put.sum(), x)[0], torch.full((3,), 2.0))
     for other in (values, [values], (values, values), (values[:2],), (None,)):
         assert with_values((output,), other)[0] is output
+
+
+def test_snapshots_do_not_change() -> None:
+    x = torch.zeros(2)
+    kept = snapshot({"x": [x], "n": 3})
+    x += 1
+    assert torch.equal(kept["x"][0], torch.zeros(2)) and kept["n"] == 3
+
+
+@pytest.mark.parametrize("x", [torch.zeros(4, 0), torch.zeros(0, 4), torch.eye(3).to_sparse(), torch.tensor(2.0)])
+def test_inputs_of_any_kind_are_copied(x: Tensor) -> None:
+    model = Keeps()
+    Pass("it", model).run((x,))
+    (seen,) = model.seen
+    assert seen is not x and seen.layout == x.layout and torch.equal(seen.to_dense(), x.to_dense())
