@@ -13,6 +13,9 @@ from typing import NoReturn
 
 import pytest
 
+# Children that tests start with -c or -m import the installed zoo, not the sources in the folder they start in.
+os.environ["PYTHONSAFEPATH"] = "1"
+
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 
 

@@ -199,7 +199,7 @@ def test_module_and_entry_point() -> None:
         [sys.executable, "-m", "zoo", "list", "resnet1?"], capture_output=True, text=True, cwd=ROOT, check=False
     )
     assert (result.returncode, result.stdout, result.stderr) == (0, "resnet18\n", "")
-    declared = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    declared = (Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8")
     assert 'zoo = "zoo.cli:main"' in declared
 
 

@@ -1,5 +1,6 @@
 """Loading the libraries: what is said when one is missing, or there twice."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -28,7 +29,11 @@ def copy(tmp_path):
 
 def run(folder, code):
     return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], cwd=folder, capture_output=True, text=True, check=False
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
