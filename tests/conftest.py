@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
+from unittest.mock import patch
 
 import pytest
 
@@ -29,6 +31,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.skip(reason="takes over a minute; runs with --slow, and in CI"))
+
+
+@pytest.fixture(autouse=True)
+def _registries_as_before() -> Iterator[None]:
+    """What a test registers, in a README block or an example that it runs too, is gone after it."""
+    from zoo import registry as models
+    from zoo.layers import registry as layers
+
+    with patch.dict(models._builders), patch.dict(layers._layers):
+        yield
 
 
 def absent(reason: str) -> NoReturn:

@@ -19,11 +19,6 @@ from zoo.layers import note_fallback, registry
 from zoo.swap import patch, unpatch
 
 
-@pytest.fixture(autouse=True)
-def _clean_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_layers", dict(registry._layers))
-
-
 def entries(report: CoverageReport) -> dict[str, ModuleCoverage]:
     return {module.name: module for module in report.modules}
 

@@ -9,7 +9,6 @@ from torch import nn
 
 import zoo
 from zoo.factory import create
-from zoo.layers.registry import _layers
 from zoo.registry import _builders, register_model
 from zoo.swap import policy_of
 
@@ -23,14 +22,13 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
-def mine() -> Iterator[type[nn.Linear]]:
+def mine() -> type[nn.Linear]:
     @zoo.register_layer("linear", "mine")
     class Mine(nn.Linear):
         def forward(self, input):
             return super().forward(input)
 
-    yield Mine
-    del _layers["linear", "mine"]
+    return Mine
 
 
 def swapped(model: nn.Module) -> list[str]:

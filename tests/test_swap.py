@@ -66,12 +66,6 @@ def snapshot(model: nn.Module) -> Any:
 STORES = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
 
 
-@pytest.fixture(autouse=True)
-def _clean_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers that a test registers are gone after it."""
-    monkeypatch.setattr(registry, "_layers", dict(registry._layers))
-
-
 def mlp(**options: Any) -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 8, **options), nn.ReLU(), nn.Linear(8, 3, **options))
 

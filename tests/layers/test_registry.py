@@ -14,11 +14,6 @@ from zoo.layers.registry import KINDS, custom_layer, stock_kind
 from zoo.swap import patch
 
 
-@pytest.fixture(autouse=True)
-def _clean_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_layers", dict(registry._layers))
-
-
 def test_zoos_own_is_there() -> None:
     assert list_layers() == list_layers("linear") == ["zoo"] and get_layer("linear", "zoo") is Linear
 
