@@ -136,7 +136,7 @@ def build_options() -> dict:
     extensions = [
         cpp_extension.CppExtension(
             "zoo._C",
-            ["csrc/linear.cpp"],
+            ["csrc/choice.cpp", "csrc/linear.cpp", "csrc/module.cpp"],
             extra_compile_args={"cxx": ["-O3", "-fvisibility=hidden", *STABLE_ABI]},
             extra_link_args=["-s"],
             **options,
@@ -148,13 +148,17 @@ def build_options() -> dict:
     problem = "ZOO_CUDA=0 asks for none" if wanted == "0" else cuda_problem(torch.version.cuda, cpp_extension.CUDA_HOME)
     architectures = architecture_list(os.environ.get("TORCH_CUDA_ARCH_LIST") or DEFAULT_ARCHITECTURES)
     if problem is None:
+        hopper = ["-DZOO_SM90A"] if "sm_90a" in map(code_name, architectures) else []
         nvcc_flags = ["-O3", "-std=c++17", "-DUSE_CUDA", "--expt-relaxed-constexpr", *STABLE_ABI]
         extensions.append(
             cpp_extension.CUDAExtension(
                 "zoo._C_cuda",
-                sorted(str(path) for pattern in ("*.cpp", "*.cu") for path in Path("csrc/cuda").glob(pattern)),
+                [
+                    "csrc/choice.cpp",
+                    *sorted(str(path) for pattern in ("*.cpp", "*.cu") for path in Path("csrc/cuda").rglob(pattern)),
+                ],
                 extra_compile_args={
-                    "cxx": ["-O3", "-fvisibility=hidden", "-DUSE_CUDA", *STABLE_ABI],
+                    "cxx": ["-O3", "-fvisibility=hidden", "-DUSE_CUDA", *hopper, *STABLE_ABI],
                     "nvcc": [*nvcc_flags, *gencode_flags(architectures)],
                 },
                 extra_link_args=["-s"],

@@ -145,6 +145,21 @@ inline void check_activation_grad(const char* op, const Tensor& grad, const Tens
       shape_of(grad));
 }
 
+// The gradients of act(input weight^T + bias) that are asked for, and what each needs.
+inline void check_backward(
+    const char* op, const Tensor& grad, const std::optional<Tensor>& saved, const std::optional<Tensor>& input,
+    const std::optional<Tensor>& weight, Activation activation, bool input_grad, bool weight_grad) {
+  check_bias_grad(op, grad);
+  ZOO_CHECK(
+      activation == Activation::none || saved, op, ": saved must be given with an activation, got none; pass what "
+      "linear_activation returned");
+  if (activation != Activation::none) check_activation_grad(op, grad, *saved);
+  ZOO_CHECK(!input_grad || weight, op, ": weight must be given for the input's gradient, got none");
+  ZOO_CHECK(!weight_grad || input, op, ": input must be given for the weight's gradient, got none");
+  if (input_grad) check_input_grad(op, grad, *weight);
+  if (weight_grad) check_weight_grad(op, grad, *input);
+}
+
 // a (*, M, K) against b (*, K, N) with the same leading sizes
 inline void check_matmul(const char* op, const Tensor& a, const Tensor& b) {
   check_dtype(op, a, "a");
@@ -167,10 +182,29 @@ inline int64_t rows_of(const Tensor& t) {
   return rows;
 }
 
+// The same memory in other sizes and strides. Straight to the shim: as an operator call it would cost more host time than
+// a small product. Not an autograd view, so that an output seen through it may be changed in place later.
+inline Tensor reinterpret(const Tensor& t, const Sizes& sizes, const Sizes& strides) {
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(
+      t.get(), static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), 0, &handle));
+  return Tensor(handle);
+}
+
 // (*, last) as (rows, last): a view where the strides allow it, else a copy.
 inline Tensor as_matrix(const Tensor& t) {
-  if (t.dim() == 2) return t;
-  return torch::stable::reshape(t, Sizes{rows_of(t), t.size(t.dim() - 1)});
+  const int64_t d = t.dim();
+  if (d == 2) return t;
+  const Sizes sizes{rows_of(t), t.size(d - 1)};
+  int64_t stride = 0, span = 0;  // of a row; what one step of the dimension outside must be
+  for (int64_t i = d - 2; i >= 0; --i) {
+    if (t.size(i) == 1) continue;
+    if (span == 0) stride = t.stride(i);
+    else if (t.stride(i) != span) return torch::stable::reshape(t, sizes);
+    span = t.stride(i) * t.size(i);
+    if (span == 0) return torch::stable::reshape(t, sizes);
+  }
+  return reinterpret(t, sizes, {stride ? stride : sizes[1] > 0 ? sizes[1] : 1, t.stride(d - 1)});
 }
 
 // The sizes of t with another last size.

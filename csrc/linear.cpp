@@ -4,7 +4,7 @@
 
 #include "checks.h"
 
-#include <Python.h>
+#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
 
 #include <array>
 #include <tuple>
@@ -28,18 +28,32 @@ Tensor dense(const Tensor& t) {
   return torch::stable::contiguous(t);
 }
 
-// A matrix just made, in other sizes. As aten::view's result it would count as a view of something, and autograd
-// forbids changing such an output in place (nn.ReLU(inplace=True) after a layer).
-Tensor with_sizes(const Tensor& matrix, const Sizes& sizes) {
-  return sizes.size() == 2 ? matrix : aten("aten::_unsafe_view", "", matrix, sizes);
-}
-
-Tensor mm(const Tensor& a, const Tensor& b) {
-  return aten("aten::mm", "", a, b);
-}
-
 Tensor transposed(const Tensor& matrix) {
-  return torch::stable::transpose(matrix, 0, 1);
+  return reinterpret(matrix, {matrix.size(1), matrix.size(0)}, {matrix.stride(1), matrix.stride(0)});
+}
+
+// An uninitialised row-major tensor of t's dtype.
+Tensor empty(const Tensor& t, const Sizes& sizes) {
+  Sizes strides(sizes.size());
+  int64_t step = 1;
+  for (size_t i = sizes.size(); i-- > 0; step *= sizes[i] > 1 ? sizes[i] : 1) strides[i] = step;
+  int32_t dtype = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t.get(), &dtype));
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), dtype, aoti_torch_device_type_cpu(), 0, &handle));
+  return Tensor(handle);
+}
+
+// a b, and a bias added to each row, in a new tensor of `sizes`. aten's kernels by their direct door, without the
+// dispatcher, which costs more than a small product.
+Tensor product(const Tensor& a, const Tensor& b, const Tensor* bias, const Sizes& sizes) {
+  const Tensor y = empty(a, sizes);
+  const Tensor rows = sizes.size() == 2 ? y : reinterpret(y, {a.size(0), b.size(1)}, {b.size(1) > 1 ? b.size(1) : 1, 1});
+  TORCH_ERROR_CODE_CHECK(
+      bias ? aoti_torch_cpu_addmm_out(rows.get(), bias->get(), a.get(), b.get(), 1.0, 1.0)
+           : aoti_torch_cpu_mm_out(rows.get(), a.get(), b.get()));
+  return y;
 }
 
 // act(z), in z's memory unless z must be kept
@@ -58,8 +72,7 @@ Tensor activate(const Tensor& z, Activation activation, bool keep) {
 
 Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias) {
   check_linear("zoo::linear", input, weight, bias);
-  const Tensor y = aten("aten::linear", "", as_matrix(input), weight, bias);
-  return with_sizes(y, with_last(input, weight.size(0)));
+  return product(as_matrix(input), transposed(weight), bias ? &*bias : nullptr, with_last(input, weight.size(0)));
 }
 
 std::tuple<Tensor, Tensor> linear_activation(
@@ -74,12 +87,13 @@ std::tuple<Tensor, Tensor> linear_activation(
 
 Tensor linear_input_grad(const Tensor& grad, const Tensor& weight) {
   check_input_grad("zoo::linear_input_grad", grad, weight);
-  return with_sizes(mm(as_matrix(grad), weight), with_last(grad, weight.size(1)));
+  return product(as_matrix(grad), weight, nullptr, with_last(grad, weight.size(1)));
 }
 
 Tensor linear_weight_grad(const Tensor& grad, const Tensor& input) {
   check_weight_grad("zoo::linear_weight_grad", grad, input);
-  return mm(transposed(as_matrix(grad)), as_matrix(input));
+  const Tensor g = as_matrix(grad), x = as_matrix(input);
+  return product(transposed(g), x, nullptr, {g.size(1), x.size(1)});
 }
 
 Tensor linear_bias_grad(const Tensor& grad) {
@@ -102,6 +116,18 @@ Tensor activation_grad(const Tensor& grad, const Tensor& saved, const std::strin
   return dense(torch::stable::clone(grad));
 }
 
+std::tuple<Tensor, Tensor, Tensor> linear_backward(
+    const Tensor& grad, const std::optional<Tensor>& saved, const std::optional<Tensor>& input,
+    const std::optional<Tensor>& weight, const std::string& activation, bool input_grad, bool weight_grad,
+    bool bias_grad) {
+  const Activation act = parse_activation(activation);
+  check_backward("zoo::linear_backward", grad, saved, input, weight, act, input_grad, weight_grad);
+  const Tensor g = act == Activation::none ? grad : activation_grad(grad, *saved, activation);
+  const auto none = [&] { return empty(grad, Sizes{0}); };
+  return {input_grad ? linear_input_grad(g, *weight) : none(), weight_grad ? linear_weight_grad(g, *input) : none(),
+          bias_grad ? linear_bias_grad(g) : none()};
+}
+
 Tensor matmul(const Tensor& a, const Tensor& b) {
   check_matmul("zoo::matmul", a, b);
   return dense(aten("aten::matmul", "", a, b));
@@ -117,6 +143,9 @@ STABLE_TORCH_LIBRARY(zoo, m) {
   m.def("linear_weight_grad(Tensor grad, Tensor input) -> Tensor");
   m.def("linear_bias_grad(Tensor grad) -> Tensor");
   m.def("activation_grad(Tensor grad, Tensor saved, str activation) -> Tensor");
+  m.def(
+      "linear_backward(Tensor grad, Tensor? saved, Tensor? input, Tensor? weight, str activation, bool input_grad, "
+      "bool weight_grad, bool bias_grad) -> (Tensor, Tensor, Tensor)");
   m.def("matmul(Tensor a, Tensor b) -> Tensor");
 }
 
@@ -127,11 +156,6 @@ STABLE_TORCH_LIBRARY_IMPL(zoo, CPU, m) {
   m.impl("linear_weight_grad", TORCH_BOX(&zoo::cpu::linear_weight_grad));
   m.impl("linear_bias_grad", TORCH_BOX(&zoo::cpu::linear_bias_grad));
   m.impl("activation_grad", TORCH_BOX(&zoo::cpu::activation_grad));
+  m.impl("linear_backward", TORCH_BOX(&zoo::cpu::linear_backward));
   m.impl("matmul", TORCH_BOX(&zoo::cpu::matmul));
-}
-
-// setuptools names the library as a Python module; `import zoo._C` loads it, and its static initialisers register.
-PyMODINIT_FUNC PyInit__C(void) {
-  static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
-  return PyModule_Create(&module);
 }

@@ -22,6 +22,7 @@ def count(run: Callable[[], object]) -> int:
 
 
 R = torch.randn
+BACKWARD = torch.ops.zoo.linear_backward
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,11 @@ R = torch.randn
         (lambda: ops.linear(R(2, 4), R(3, 4), R(3), activation="gelu"), lambda: F.linear(R(2, 4), R(3, 4), R(3))),
         (lambda: ops.linear_input_grad(R(2, 5, 3), R(3, 4)), lambda: R(2, 5, 3) @ R(3, 4)),
         (lambda: ops.linear_weight_grad(R(10, 3), R(10, 4)), lambda: R(3, 10) @ R(10, 4)),
+        (
+            lambda: BACKWARD(R(5, 3), None, R(5, 4), R(3, 4), "none", True, True, True)[0],
+            lambda: (R(5, 3) @ R(3, 4), R(3, 5) @ R(5, 4))[0],
+        ),
+        (lambda: BACKWARD(R(5, 3), None, None, R(3, 4), "none", True, False, True)[0], lambda: R(5, 3) @ R(3, 4)),
         (lambda: ops.matmul(R(2, 5, 4), R(2, 4, 3)), lambda: R(2, 5, 4) @ R(2, 4, 3)),
         (lambda: ops.matmul(R(5, 4), R(4)), lambda: R(5, 4) @ R(4)),
     ],

@@ -1,11 +1,20 @@
 // The kernels' launchers, seen from the operators: plain structs, no CUDA headers.
 #pragma once
 
+#include "../choice.h"
+
 #include <cstdint>
 
 namespace zoo::cuda {
 
-enum class Type { f64, f32, f16, bf16 };
+// A GPU as the choice of kernel sees it.
+struct Chip {
+  int capability, processors;
+};
+Chip chip_of(int device);
+
+void zero(void* memory, int64_t bytes, void* stream);
+
 enum class Act : int { none, relu, gelu, gelu_tanh, silu };
 
 // A batch of matrices anywhere in memory. Strides in elements; any may be zero or negative.
@@ -28,6 +37,14 @@ struct Product {
 
 // The reference of all other kernels: any shape, any strides, any type; accumulates in float (double for f64).
 void tiled_product(const Product& product, Type type, void* stream);
+
+// At most kGemvRows rows; K along memory in a and b, rows of both whole and aligned to 16 bytes.
+constexpr int64_t kGemvRows = 8;
+void gemv(const Product& product, Type type, void* stream);
+
+// y = act(z + bias) over row-major (M, N); `z_out`, where not null, receives z + bias. In place is fine, bias may be null.
+void bias_and_activation(
+    const void* z, const void* bias, void* z_out, void* y, int64_t M, int64_t N, Act act, Type type, void* stream);
 
 // sums[n] = sum over m of grad[m, n], in a fixed order. `workspace` holds column_sum_chunks() * N accumulators.
 int64_t column_sum_chunks(int64_t M);

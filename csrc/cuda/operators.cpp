@@ -1,8 +1,7 @@
-// zoo's operators on CUDA: the arguments checked and laid out as strided products, the kernels launched on the current
-// stream of the tensors' own device.
+// zoo's operators on CUDA: the arguments checked and laid out as strided products, which run on the current stream of
+// the tensors' own device.
 
-#include "../checks.h"
-#include "kernels.h"
+#include "products.h"
 
 #include <Python.h>
 
@@ -10,26 +9,6 @@
 
 namespace zoo::cuda {
 namespace {
-
-using torch::stable::accelerator::DeviceGuard;
-
-// Makes the tensor's device current and knows its current stream.
-struct Launch {
-  explicit Launch(const Tensor& t) : guard(t.get_device_index()) {
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(t.get_device_index(), &stream));
-  }
-  DeviceGuard guard;
-  void* stream = nullptr;
-};
-
-Type type_of(const Tensor& t) {
-  switch (t.scalar_type()) {
-    case ScalarType::Double: return Type::f64;
-    case ScalarType::Half: return Type::f16;
-    case ScalarType::BFloat16: return Type::bf16;
-    default: return Type::f32;
-  }
-}
 
 Act act_of(const std::string& name) {
   switch (parse_activation(name)) {
@@ -53,7 +32,7 @@ Matrix transposed(const Matrix& m) {
 
 void forward(
     const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias, Act act, const Tensor& y,
-    const Tensor* z) {
+    const Tensor* z, const Launch& launch) {
   const Tensor rows = as_matrix(input);
   Product p{};
   p.batch = 1;
@@ -62,14 +41,16 @@ void forward(
   p.K = weight.size(1);
   p.a = matrix(rows);
   p.b = transposed(matrix(weight));
+  std::optional<Tensor> dense_bias;
   if (bias) {
-    p.bias = bias->const_data_ptr();
-    p.bias_stride = bias->stride(0);
+    dense_bias = torch::stable::contiguous(*bias);
+    p.bias = dense_bias->const_data_ptr();
+    p.bias_stride = 1;
   }
   p.y = y.mutable_data_ptr();
   p.z = z ? z->mutable_data_ptr() : nullptr;
   p.act = act;
-  tiled_product(p, type_of(input), Launch(input).stream);
+  run_product(p, input, launch);
 }
 
 // y = a b for plain matrices
@@ -84,7 +65,7 @@ Tensor product(const Matrix& a, const Matrix& b, int64_t M, int64_t N, int64_t K
   p.a = a;
   p.b = b;
   p.y = y.mutable_data_ptr();
-  tiled_product(p, type_of(like), launch.stream);
+  run_product(p, like, launch);
   return y;
 }
 
@@ -94,7 +75,7 @@ Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Ten
   check_linear("zoo::linear", input, weight, bias);
   const Launch launch(input);
   const Tensor y = torch::stable::new_empty(input, with_last(input, weight.size(0)));
-  forward(input, weight, bias, Act::none, y, nullptr);
+  forward(input, weight, bias, Act::none, y, nullptr, launch);
   return y;
 }
 
@@ -106,7 +87,7 @@ std::tuple<Tensor, Tensor> linear_activation(
   const Launch launch(input);
   const Tensor y = torch::stable::new_empty(input, with_last(input, weight.size(0)));
   const Tensor z = torch::stable::new_empty(input, keep ? sizes_of(y) : Sizes{0});
-  forward(input, weight, bias, act_of(activation), y, keep ? &z : nullptr);
+  forward(input, weight, bias, act_of(activation), y, keep ? &z : nullptr, launch);
   return {y, z};
 }
 
@@ -149,6 +130,46 @@ Tensor activation_grad_op(const Tensor& grad, const Tensor& saved, const std::st
   return out;
 }
 
+std::tuple<Tensor, Tensor, Tensor> linear_backward(
+    const Tensor& grad, const std::optional<Tensor>& saved, const std::optional<Tensor>& input,
+    const std::optional<Tensor>& weight, const std::string& activation, bool input_grad, bool weight_grad,
+    bool bias_grad) {
+  const Act act = act_of(activation);
+  check_backward(
+      "zoo::linear_backward", grad, saved, input, weight, parse_activation(activation), input_grad, weight_grad);
+  const Launch launch(grad);
+  const Tensor g = as_matrix(grad);
+  Backward b{};
+  b.M = g.size(0);
+  b.N = g.size(1);
+  b.K = input_grad ? weight->size(1) : weight_grad ? input->size(input->dim() - 1) : 1;
+  b.grad = matrix(g);
+  b.act = act;
+  std::optional<Tensor> z, x;
+  if (act != Act::none) {
+    z = as_matrix(*saved);
+    b.saved = matrix(*z);
+  }
+  if (weight_grad) {
+    x = as_matrix(*input);
+    b.input = matrix(*x);
+  }
+  if (input_grad) b.weight = matrix(*weight);
+  const auto made = [&](bool wanted, Sizes sizes) {
+    return torch::stable::new_empty(grad, wanted ? std::move(sizes) : Sizes{0});
+  };
+  const Tensor dx = made(input_grad, with_last(grad, b.K));
+  const Tensor dw = made(weight_grad, {b.N, b.K});
+  const Tensor db = made(bias_grad, {b.N});
+  b.input_grad = input_grad ? dx.mutable_data_ptr() : nullptr;
+  b.weight_grad = weight_grad ? dw.mutable_data_ptr() : nullptr;
+  b.bias_grad = bias_grad ? db.mutable_data_ptr() : nullptr;
+  if (run_backward(b, grad, launch)) return {dx, dw, db};
+  const Tensor through = act == Act::none ? grad : activation_grad_op(grad, *saved, activation);
+  return {input_grad ? linear_input_grad(through, *weight) : dx, weight_grad ? linear_weight_grad(through, *input) : dw,
+          bias_grad ? linear_bias_grad(through) : db};
+}
+
 Tensor matmul(const Tensor& a, const Tensor& b) {
   check_matmul("zoo::matmul", a, b);
   const Launch launch(a);
@@ -168,7 +189,7 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
   p.a = {a3.const_data_ptr(), a3.stride(0), a3.stride(1), a3.stride(2)};
   p.b = {b3.const_data_ptr(), b3.stride(0), b3.stride(1), b3.stride(2)};
   p.y = y.mutable_data_ptr();
-  tiled_product(p, type_of(a), launch.stream);
+  run_product(p, a, launch);
   return y;
 }
 
@@ -181,6 +202,7 @@ STABLE_TORCH_LIBRARY_IMPL(zoo, CUDA, m) {
   m.impl("linear_weight_grad", TORCH_BOX(&zoo::cuda::linear_weight_grad));
   m.impl("linear_bias_grad", TORCH_BOX(&zoo::cuda::linear_bias_grad));
   m.impl("activation_grad", TORCH_BOX(&zoo::cuda::activation_grad_op));
+  m.impl("linear_backward", TORCH_BOX(&zoo::cuda::linear_backward));
   m.impl("matmul", TORCH_BOX(&zoo::cuda::matmul));
 }
 

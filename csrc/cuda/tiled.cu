@@ -108,6 +108,18 @@ __global__ void __launch_bounds__(kSumColumns * kSumRows)
 }
 
 template <typename T>
+__global__ void bias_and_activation_kernel(
+    const T* z, const T* bias, T* z_out, T* y, int64_t count, int64_t N, Act act) {
+  using Acc = typename Accumulator<T>::type;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step) {
+    const Acc value = widen<Acc>(z[i]) + (bias ? widen<Acc>(bias[i % N]) : Acc(0));
+    if (z_out) z_out[i] = narrow<T>(value);
+    y[i] = narrow<T>(activate<Acc>(value, act));
+  }
+}
+
+template <typename T>
 __global__ void activation_grad_kernel(const T* grad, const T* saved, T* out, int64_t count, Act act) {
   using Acc = typename Accumulator<T>::type;
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
@@ -167,15 +179,31 @@ void column_sum(const Matrix& grad, int64_t M, int64_t N, void* sums, void* work
   check_launch("column sum");
 }
 
+// Of an elementwise pass: enough to fill any chip, and each thread has more than one element of a large array.
+unsigned pass_blocks(int64_t count, int threads) {
+  const int64_t blocks = divided_up(count, threads);
+  return static_cast<unsigned>(blocks < 132 * 16 ? blocks : 132 * 16);
+}
+
+void bias_and_activation(
+    const void* z, const void* bias, void* z_out, void* y, int64_t M, int64_t N, Act act, Type type, void* stream) {
+  const int64_t count = M * N;
+  if (count == 0) return;
+  with_type(type, [&](auto element) {
+    using T = decltype(element);
+    bias_and_activation_kernel<T><<<pass_blocks(count, 256), 256, 0, static_cast<cudaStream_t>(stream)>>>(
+        static_cast<const T*>(z), static_cast<const T*>(bias), static_cast<T*>(z_out), static_cast<T*>(y), count, N, act);
+  });
+  check_launch("bias and activation");
+}
+
 void activation_grad(
     const void* grad, const void* saved, void* out, int64_t count, Act act, Type type, void* stream) {
   if (count == 0) return;
-  constexpr int threads = 256;
-  const int64_t blocks = divided_up(count, threads);
   with_type(type, [&](auto element) {
     using T = decltype(element);
     activation_grad_kernel<T>
-        <<<static_cast<unsigned>(blocks < 132 * 16 ? blocks : 132 * 16), threads, 0, static_cast<cudaStream_t>(stream)>>>(
+        <<<pass_blocks(count, 256), 256, 0, static_cast<cudaStream_t>(stream)>>>(
             static_cast<const T*>(grad), static_cast<const T*>(saved), static_cast<T*>(out), count, act);
   });
   check_launch("activation gradient");

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.layers import Linear, get_layer, list_layers, register_layer, registry
+from zoo.layers import Linear, get_layer, list_layers, register_layer
 from zoo.layers.registry import KINDS, custom_layer, stock_kind
 from zoo.swap import patch
 

@@ -137,11 +137,14 @@ def test_nothing_to_multiply(device, shape, bias, activation):
 @pytest.mark.parametrize("activation", [None, "relu", "silu"])
 def test_only_the_requested_gradients(device, needs, activation):
     tensors = operands(5, 6, 4, torch.float64, device)
+    names = ("linear_input_grad", "linear_weight_grad", "linear_bias_grad")
     called = []
 
     class Count(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            called.append(str(func))
+            if func is torch.ops.zoo.linear_backward.default:  # on CUDA one operator, told what is asked for
+                called.extend(name for name, asked in zip(names, args[-3:], strict=True) if asked)
+            called.append(func.name().removeprefix("zoo::"))
             return func(*args, **(kwargs or {}))
 
     leaves = [t.detach().requires_grad_(need) for t, need in zip(tensors, needs, strict=True)]
@@ -150,9 +153,8 @@ def test_only_the_requested_gradients(device, needs, activation):
     if any(needs):
         with Count():
             y.sum().backward()
-        names = ("linear_input_grad", "linear_weight_grad", "linear_bias_grad")
         for leaf, need, name in zip(leaves, needs, names, strict=True):
-            assert (leaf.grad is not None) == need == any(name in c for c in called)
+            assert (leaf.grad is not None) == need == (name in called)
 
 
 @pytest.mark.parametrize("activation", [None, "relu", "gelu"])
@@ -248,18 +250,3 @@ def test_gradients_accumulate_in_float32(device):
     _, (_, dw, db) = gradients(ops.linear, (x, w, w[0].clone()), torch.ones(4096, 1, device=device))
     assert dw.item() == db.item() == 4096
     assert ops.linear(x.T.contiguous(), x.T.contiguous()).item() == 4096
-
-
-def test_explain_names_the_kernel(device):
-    x, w, b = operands(2, 3, 4, torch.float32, device)
-    choice = ops.explain(x, w, b, activation="gelu")
-    assert choice.kernel == {"cpu": "aten", "cuda": "tiled"}[device]
-    assert choice.rejected and choice.kernel not in {r.kernel for r in choice.rejected}
-    assert choice.kernel in str(choice) and choice.rejected[0].reason in str(choice)
-    with pytest.raises(RuntimeError, match="in_features"):
-        ops.explain(x, w.T)
-    with pytest.raises(RuntimeError, match="one device"):
-        ops.explain(x, w.to("meta"))
-    with pytest.raises(ValueError, match="unknown activation"):
-        ops.explain(x, w, activation="tanh")
-    assert ops.explain(x.to("meta"), w.to("meta")).kernel == "none"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -21,8 +23,14 @@ class Linear(nn.Linear):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        weight = self.weight
+        parameters: dict[str, Any] = (
+            self._parameters
+        )  # nn.Module's own lookup costs as much as the checks of the operator
+        if "weight" in parameters and "bias" in parameters:
+            weight, bias = parameters["weight"], parameters["bias"]
+        else:  # parametrised, or put there as a plain tensor
+            weight, bias = self.weight, self.bias
         if type(weight) is not nn.Parameter and alters_torch_functions(weight):
             note_fallback(self, f"its weight is a {type(weight).__name__}, which brings its own linear")
-            return F.linear(input, weight, self.bias)
-        return linear(input, weight, self.bias)
+            return F.linear(input, weight, bias)
+        return linear(input, weight, bias)

@@ -17,10 +17,10 @@ from zoo.ops import _flops as _flops
 from zoo.ops._activation import activation_grad
 from zoo.ops._explain import Choice, Rejected, explain
 from zoo.ops._fake import ACTIVATIONS, DTYPES, needs_preactivation
-from zoo.ops._linear import linear as _linear
+from zoo.ops._linear import Linear, linear_bias_grad, linear_input_grad, linear_weight_grad
 from zoo.ops._linear import linear_activation as _linear_activation
-from zoo.ops._linear import linear_bias_grad, linear_input_grad, linear_weight_grad
 from zoo.ops._matmul import batched_matmul
+from zoo.ops._routing import apply
 
 __all__ = [
     "ACTIVATIONS",
@@ -56,7 +56,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, activat
     if _is_any_autocast_enabled():
         input, weight, bias = _autocast(input, weight, bias)
     if activation is None:
-        return _linear(input, weight, bias)
+        return apply(Linear, input, weight, bias)
     if activation not in ACTIVATIONS:
         raise ValueError(f"unknown activation {activation!r}; known: None, {', '.join(ACTIVATIONS)}")
     wants_grad = torch.is_grad_enabled() and (

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from zoo.ops import _library
@@ -23,22 +27,38 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Choice:
-    """The kernel that an operator would run, and the trace of what was rejected."""
+    """The kernel that an operator would run, how it is set up, and the trace of what was rejected."""
 
     kernel: str
     reason: str
     rejected: tuple[Rejected, ...]
+    configuration: str = ""
+    """Its tiles and passes, in words."""
 
     def __str__(self) -> str:
-        lines = [f"{self.kernel}: {self.reason}"]
+        lines = [f"{self.kernel}{f' ({self.configuration})' if self.configuration else ''}: {self.reason}"]
         lines += [f"  not {r.kernel}: {r.reason}" for r in self.rejected]
         return "\n".join(lines)
 
 
-def explain(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str | None = None) -> Choice:
+def explain(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: str | None = None,
+    gpu: tuple[int, int] | None = None,
+) -> Choice:
     """Which kernel ``linear`` would run for these arguments, and why; nothing is computed.
 
-    Args: as :func:`zoo.ops.linear`. Raises what it raises.
+    The environment's ``ZOO_LINEAR_KERNEL`` (tiled, gemv, cublas, small, wgmma, split3 or split6) forces a CUDA kernel.
+    ``torch.get_float32_matmul_precision()`` says how exact float32 products must be: "highest" means float32's
+    accuracy (split6, by six products of bf16 planes), "high" and "medium" allow split3 (by three).
+
+    Args:
+        input, weight, bias, activation: as :func:`zoo.ops.linear`. Raises what it raises.
+        gpu: for CPU or meta tensors, as if they were on a GPU: (compute capability, streaming multiprocessors), such as
+            (90, 132) for an H200; the build is taken to have code for it.
     """
     if activation is not None and activation not in ACTIVATIONS:
         raise ValueError(f"unknown activation {activation!r}; known: None, {', '.join(ACTIVATIONS)}")
@@ -48,15 +68,50 @@ def explain(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, activa
     if len(devices) > 1:
         raise RuntimeError(f"zoo::linear: all operands must be on one device, got {', '.join(sorted(devices))}")
     device = input.device.type
-    on_cpu, on_cuda = device == "cpu", device == "cuda"
-    if on_cuda and not _library.CUDA_LOADED:
-        raise RuntimeError(f"zoo::linear was given CUDA tensors, but {_library.CUDA_MISSING}")
-    aten, tiled = (
-        Rejected("aten", f"runs on the CPU; these are on {device}"),
-        Rejected("tiled", f"runs on CUDA; these are on {device}"),
+    if gpu is None and device == "cuda":
+        if not _library.CUDA_LOADED:
+            raise RuntimeError(f"zoo::linear was given CUDA tensors, but {_library.CUDA_MISSING}")
+        chip = torch.cuda.get_device_properties(input.device)
+        return _on_cuda(
+            input, weight, activation, (10 * chip.major + chip.minor, chip.multi_processor_count), _has_sm90a()
+        )
+    if gpu is not None:
+        return _on_cuda(input, weight, activation, gpu, True)
+    if device == "cpu":
+        cuda = tuple(Rejected(kernel, "runs on CUDA; these are on cpu") for kernel in _library.CUDA_KERNELS)
+        return Choice("aten", "the CPU core: oneDNN or MKL through aten, the activation on its result", cuda)
+    none = tuple(Rejected(kernel, f"does not run on {device}") for kernel in ("aten", *_library.CUDA_KERNELS))
+    return Choice("none", f"zoo has no kernel for {device}", none)
+
+
+def _on_cuda(input: Tensor, weight: Tensor, activation: str | None, gpu: tuple[int, int], hopper: bool) -> Choice:
+    """As the CUDA core chooses: by the same function, from what it would see of the operands."""
+    import zoo._C as core
+
+    rows = input if input.dim() == 2 else input.reshape(input[..., 0].numel(), input.shape[-1])
+    kernel, configuration, reason, _, rejected = core.choose(
+        1,
+        rows.shape[0],
+        weight.shape[0],
+        weight.shape[1],
+        str(input.dtype).removeprefix("torch."),
+        (rows.stride(0), rows.stride(1), _aligned(rows)),
+        (weight.stride(0), weight.stride(1), _aligned(weight)),
+        activation or "none",
+        torch.get_float32_matmul_precision(),
+        *gpu,
+        hopper,
+        os.environ.get("ZOO_LINEAR_KERNEL"),
     )
-    if on_cpu:
-        return Choice("aten", "the CPU core: oneDNN or MKL through aten, the activation on its result", (tiled,))
-    if on_cuda:
-        return Choice("tiled", "64×64 tiles in plain CUDA, any shape, stride and dtype; activation fused in", (aten,))
-    return Choice("none", f"zoo has no kernel for {device}", (aten, tiled))
+    aten = Rejected("aten", "runs on the CPU")
+    return Choice(kernel, reason, (*(Rejected(*r) for r in rejected), aten), configuration)
+
+
+def _aligned(t: Tensor) -> bool:
+    return t.is_meta or t.data_ptr() % 16 == 0
+
+
+@cache
+def _has_sm90a() -> bool:
+    record = _library.library_path("_C").with_name("_build_info.json")  # type: ignore[union-attr]
+    return record.exists() and "sm_90a" in json.loads(record.read_text()).get("architectures", [])

@@ -79,18 +79,20 @@ def _(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @torch.library.register_fake("zoo::linear_activation")
 def _(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str, save: bool) -> tuple[Tensor, Tensor]:
-    torch._check(
-        activation == "none" or activation in ACTIVATIONS,
-        lambda: f"zoo: unknown activation '{activation}'; known: none, {', '.join(ACTIVATIONS)}",
-    )
+    _check_activation(activation)
     _check_linear("zoo::linear_activation", input, weight, bias)
     output = input.new_empty((*input.shape[:-1], weight.shape[0]))
     return output, torch.empty_like(output) if save and needs_preactivation(activation) else output.new_empty(0)
 
 
-@torch.library.register_fake("zoo::linear_input_grad")
-def _(grad: Tensor, weight: Tensor) -> Tensor:
-    op = "zoo::linear_input_grad"
+def _check_activation(activation: str) -> None:
+    torch._check(
+        activation == "none" or activation in ACTIVATIONS,
+        lambda: f"zoo: unknown activation '{activation}'; known: none, {', '.join(ACTIVATIONS)}",
+    )
+
+
+def _check_input_grad(op: str, grad: Tensor, weight: Tensor) -> None:
     _check_operand(op, grad, "grad")
     _check_leading(op, grad, "grad")
     _check_dim(op, weight, "weight", 2)
@@ -102,12 +104,15 @@ def _(grad: Tensor, weight: Tensor) -> Tensor:
             f"got grad {_shape(grad)} and weight {_shape(weight)}"
         ),
     )
+
+
+@torch.library.register_fake("zoo::linear_input_grad")
+def _(grad: Tensor, weight: Tensor) -> Tensor:
+    _check_input_grad("zoo::linear_input_grad", grad, weight)
     return grad.new_empty((*grad.shape[:-1], weight.shape[1]))
 
 
-@torch.library.register_fake("zoo::linear_weight_grad")
-def _(grad: Tensor, input: Tensor) -> Tensor:
-    op = "zoo::linear_weight_grad"
+def _check_weight_grad(op: str, grad: Tensor, input: Tensor) -> None:
     _check_operand(op, grad, "grad")
     _check_leading(op, grad, "grad")
     _check_same(op, grad, "grad", input, "input")
@@ -117,6 +122,11 @@ def _(grad: Tensor, input: Tensor) -> Tensor:
             f"{op}: grad and input must have the same leading sizes, got grad {_shape(grad)} and input {_shape(input)}"
         ),
     )
+
+
+@torch.library.register_fake("zoo::linear_weight_grad")
+def _(grad: Tensor, input: Tensor) -> Tensor:
+    _check_weight_grad("zoo::linear_weight_grad", grad, input)
     return grad.new_empty((grad.shape[-1], input.shape[-1]))
 
 
@@ -127,16 +137,56 @@ def _(grad: Tensor) -> Tensor:
     return grad.new_empty(grad.shape[-1])
 
 
-@torch.library.register_fake("zoo::activation_grad")
-def _(grad: Tensor, saved: Tensor, activation: str) -> Tensor:
-    op = "zoo::activation_grad"
+def _check_activation_grad(op: str, grad: Tensor, saved: Tensor) -> None:
     _check_operand(op, grad, "grad")
     _check_same(op, grad, "grad", saved, "saved")
     torch._check(
         grad.dim() == saved.dim() and all(a == b for a, b in zip(grad.shape, saved.shape, strict=True)),
         lambda: f"{op}: grad must have the shape of saved {_shape(saved)}, got {_shape(grad)}",
     )
+
+
+@torch.library.register_fake("zoo::activation_grad")
+def _(grad: Tensor, saved: Tensor, activation: str) -> Tensor:
+    _check_activation_grad("zoo::activation_grad", grad, saved)
     return grad.new_empty(grad.shape)
+
+
+@torch.library.register_fake("zoo::linear_backward")
+def _(
+    grad: Tensor,
+    saved: Tensor | None,
+    input: Tensor | None,
+    weight: Tensor | None,
+    activation: str,
+    input_grad: bool,
+    weight_grad: bool,
+    bias_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    op = "zoo::linear_backward"
+    _check_activation(activation)
+    _check_operand(op, grad, "grad")
+    _check_leading(op, grad, "grad")
+    if activation != "none":
+        if saved is None:
+            raise RuntimeError(
+                f"{op}: saved must be given with an activation, got none; pass what linear_activation returned"
+            )
+        _check_activation_grad(op, grad, saved)
+    dx, dw, db = (grad.new_empty(0) for _ in range(3))
+    if input_grad:
+        if weight is None:
+            raise RuntimeError(f"{op}: weight must be given for the input's gradient, got none")
+        _check_input_grad(op, grad, weight)
+        dx = grad.new_empty((*grad.shape[:-1], weight.shape[1]))
+    if weight_grad:
+        if input is None:
+            raise RuntimeError(f"{op}: input must be given for the weight's gradient, got none")
+        _check_weight_grad(op, grad, input)
+        dw = grad.new_empty((grad.shape[-1], input.shape[-1]))
+    if bias_grad:
+        db = grad.new_empty(grad.shape[-1])
+    return dx, dw, db
 
 
 @torch.library.register_fake("zoo::matmul")

@@ -30,3 +30,10 @@ def _(grad: Any, input: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -
 @register_flop_formula(_ops.matmul)
 def _(a: Any, b: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
     return 2 * math.prod(a) * b[-1]
+
+
+@register_flop_formula(_ops.linear_backward)
+def _(grad: Any, saved: Any, input: Any, weight: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    _, input_grad, weight_grad, _ = args
+    products = (weight[-1] if input_grad else 0) + (input[-1] if weight_grad else 0)
+    return 2 * math.prod(grad) * products

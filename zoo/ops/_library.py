@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["CUDA_LOADED", "CUDA_MISSING", "OPERATORS", "library_path", "operators"]
+__all__ = ["CUDA_KERNELS", "CUDA_LOADED", "CUDA_MISSING", "OPERATORS", "library_path", "operators"]
 
 OPERATORS = (
     "linear",
@@ -15,9 +15,13 @@ OPERATORS = (
     "linear_input_grad",
     "linear_weight_grad",
     "linear_bias_grad",
+    "linear_backward",
     "activation_grad",
     "matmul",
 )
+
+CUDA_KERNELS = ("tiled", "gemv", "cublas", "small", "wgmma", "split3", "split6")
+"""csrc/choice.h says what each is."""
 
 _PACKAGE = Path(__file__).parent.parent
 

@@ -19,11 +19,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _AutoDispatchBelowAutograd
 
-from zoo.ops._activation import activation_grad
+from zoo.ops._activation import ActivationGrad, activation_grad
 from zoo.ops._fake import needs_preactivation
 from zoo.ops._library import operators as _ops
-from zoo.ops._routing import Rule, apply, register
+from zoo.ops._routing import Rule, apply, implement, is_plain, register
 
 __all__ = ["linear", "linear_activation", "linear_bias_grad", "linear_input_grad", "linear_weight_grad"]
 
@@ -67,6 +68,27 @@ def _linear_gradients(ctx: Any, grad: Tensor, input: Tensor | None, weight: Tens
     )
 
 
+def _plain_gradients(
+    ctx: Any, grad: Tensor, saved: Tensor | None, input: Tensor | None, weight: Tensor | None, activation: str
+) -> tuple[Any, Any, Any]:
+    """The gradients through the activation where no derivative is taken of them: without autograd."""
+    needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+    with _AutoDispatchBelowAutograd():
+        if grad.is_cuda:  # the activation's derivative and the bias's gradient in one pass
+            dx, dw, db = _backward(grad, saved, input, weight, activation, needs_input, needs_weight, needs_bias)
+            return dx if needs_input else None, dw if needs_weight else None, db if needs_bias else None
+        if activation != "none":
+            grad = ActivationGrad.run(grad, saved, activation)
+        return (  # on the CPU nothing is fused, and small calls cost less host time than one of eight arguments
+            InputGrad.run(grad, weight) if needs_input else None,
+            WeightGrad.run(grad, input) if needs_weight else None,
+            BiasGrad.run(grad) if needs_bias else None,
+        )
+
+
+_backward = _ops.linear_backward.default._op
+
+
 def _linear_tangent(inputs: tuple[Any, ...], tangents: tuple[Any, ...]) -> Tensor:
     input, weight = inputs[:2]
     d_input, d_weight, d_bias = tangents[:3]
@@ -108,7 +130,10 @@ class Linear(Rule):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return _linear_gradients(ctx, grad, *ctx.saved_tensors)
+        input, weight = ctx.saved_tensors
+        if is_plain():
+            return _plain_gradients(ctx, grad, None, input, weight, "none")
+        return _linear_gradients(ctx, grad, input, weight)
 
     @staticmethod
     def jvp(inputs: tuple[Any, ...], output: Any, tangents: tuple[Any, ...]) -> Any:
@@ -154,6 +179,8 @@ class LinearActivation(Rule):
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, preactivation_grad: Tensor | None) -> Any:
         input, weight, saved = ctx.saved_tensors
+        if preactivation_grad is None and grad is not None and is_plain():
+            return *_plain_gradients(ctx, grad, saved, input, weight, ctx.activation), None, None
         total = None if grad is None else activation_grad(grad, saved, ctx.activation)
         # the product before the activation is an output too: it carries what a second derivative sends back
         if preactivation_grad is not None and needs_preactivation(ctx.activation):
@@ -279,3 +306,28 @@ class BiasGrad(Rule):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
         return _as_batched_matrix(args[0], in_dims[0], info.batch_size).sum(1), 0
+
+
+def _composed_backward(
+    grad: Tensor,
+    saved: Tensor | None,
+    input: Tensor | None,
+    weight: Tensor | None,
+    activation: str,
+    input_grad: bool,
+    weight_grad: bool,
+    bias_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """linear_backward where a derivative of it may be asked for: by the operators that have one."""
+    if not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (grad, saved, input, weight))):
+        with _AutoDispatchBelowAutograd():
+            return _backward(grad, saved, input, weight, activation, input_grad, weight_grad, bias_grad)
+    g = grad if activation == "none" else activation_grad(grad, saved, activation)  # type: ignore[arg-type]
+    return (
+        linear_input_grad(g, weight) if input_grad else grad.new_empty(0),  # type: ignore[arg-type]
+        linear_weight_grad(g, input) if weight_grad else grad.new_empty(0),  # type: ignore[arg-type]
+        linear_bias_grad(g) if bias_grad else grad.new_empty(0),
+    )
+
+
+implement("linear_backward", _composed_backward, "Autograd")

@@ -17,11 +17,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 from torch._C import _are_functorch_transforms_active, _AutoDispatchBelowAutograd, _get_tracing_state
 from torch.autograd import Function, forward_ad
 
-__all__ = ["Rule", "apply", "register"]
+__all__ = ["Rule", "apply", "implement", "is_plain", "register"]
 
 
 class Rule:
@@ -57,6 +57,8 @@ class Rule:
 
 
 _library = torch.library.Library("zoo", "IMPL")
+implement = _library.impl
+"""Register a kernel in Python: ``implement(name, function, dispatch_key)``."""
 
 
 def register(rule: type[Rule]) -> type[Rule]:
@@ -110,20 +112,34 @@ def register(rule: type[Rule]) -> type[Rule]:
     return rule
 
 
+def is_plain() -> bool:
+    """No derivative is recorded and nothing traces or transforms: ``rule.run`` below autograd is all there is to do."""
+    return not (
+        is_grad_enabled()
+        or torch.compiler.is_compiling()
+        or _get_tracing_state() is not None
+        or _are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+    )
+
+
 def apply(rule: type[Rule], *args: Any) -> Any:
     """Call the operator of a rule, differentiably, in whatever mode the caller is."""
     if torch.compiler.is_compiling() or _get_tracing_state() is not None:
         return rule.op(*args)
     if _are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return rule.transformable.apply(*args)
-    return _eager(rule, args)
-
-
-def _eager(rule: type[Rule], args: tuple[Any, ...]) -> Any:
-    if torch.is_grad_enabled():
+    if is_grad_enabled():
         for a in args:
             if isinstance(a, Tensor) and a.requires_grad:
                 return rule.eager.apply(*args)
+    with _AutoDispatchBelowAutograd():  # not a call of _eager: it would cost as much as the checks above
+        return rule.run(*args)
+
+
+def _eager(rule: type[Rule], args: tuple[Any, ...]) -> Any:
+    if is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args):
+        return rule.eager.apply(*args)
     with _AutoDispatchBelowAutograd():
         return rule.run(*args)
 

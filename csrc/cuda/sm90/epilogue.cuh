@@ -5,7 +5,7 @@
 
 #include <cstring>
 
-namespace zoo::sm90 {
+namespace zoo::cuda::sm90 {
 
 enum Act : int { none, relu, gelu, gelu_tanh, silu };
 
@@ -146,10 +146,10 @@ __device__ __forceinline__ void pick(float (&v)[16], const float (&acc)[strips][
 }
 
 // From shared memory, where the piece's values begin at `bias`.
-template <typename T>
-__device__ __forceinline__ void add_bias(float (&v)[16], uint32_t bias) {
+template <typename T, int n>
+__device__ __forceinline__ void add_bias(float (&v)[n], uint32_t bias) {
 #pragma unroll
-  for (int j = 0; j < 4; ++j) {
+  for (int j = 0; j < n / 4; ++j) {
     const uint32_t at = bias + (8 * j + 2 * (threadIdx.x % 4)) * sizeof(T);
     T b[2];
     if constexpr (sizeof(T) == 4) {
@@ -166,12 +166,12 @@ __device__ __forceinline__ void add_bias(float (&v)[16], uint32_t bias) {
   }
 }
 
-// Into a half of 16 rows of 128 bytes, swizzled as TMA expects.
-template <typename T>
-__device__ __forceinline__ void to_shared(uint32_t buffer, const float (&v)[16], uint32_t half) {
+// Into 16 rows of 128 bytes, or a half of them, swizzled as TMA expects.
+template <typename T, int n>
+__device__ __forceinline__ void to_shared(uint32_t buffer, const float (&v)[n], uint32_t half) {
   const uint32_t lane = threadIdx.x % 32, row = lane % 16;
 #pragma unroll
-  for (int j = 0; j < 4; j += 2) {
+  for (int j = 0; j < n / 4; j += 2) {
     const uint32_t chunk = (4 * half + j + lane / 16) ^ (row % 8);
     ptx::stmatrix(buffer + row * 128 + chunk * 16, pack<T>(v[4 * j], v[4 * j + 1]), pack<T>(v[4 * j + 2], v[4 * j + 3]),
                   pack<T>(v[4 * j + 4], v[4 * j + 5]), pack<T>(v[4 * j + 6], v[4 * j + 7]));
@@ -203,4 +203,4 @@ __device__ __forceinline__ void to_memory(T* y, int64_t ld, const float (&v)[16]
   }
 }
 
-}  // namespace zoo::sm90
+}  // namespace zoo::cuda::sm90

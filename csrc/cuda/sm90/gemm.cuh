@@ -6,7 +6,7 @@
 // tile run under the epilogue of this one. With `alone`, each worker has a tile of its own and the epilogue of one runs
 // under the products of the other; without, the workers share a tile by rows.
 //
-// float32 comes as three bf16 planes an operand (planes.cu); six products of planes make one of float32. The tensor
+// float32 comes as two or three bf16 planes an operand (planes.cu); three or six products of planes make one of float32. The tensor
 // core's accumulator truncates, so it is added into float registers every `promote` of K.
 //
 // Tiles that do not fill a whole round of all blocks can be spread: their blocks of K are dealt out evenly, and who ends
@@ -15,7 +15,7 @@
 
 #include "epilogue.cuh"
 
-namespace zoo::sm90 {
+namespace zoo::cuda::sm90 {
 
 // A float32 operand as it was, for the rare product that has an infinity or a NaN in it: inf times a zero lower plane
 // would be NaN. The split left a word a block, non-zero where it met one.
@@ -24,6 +24,18 @@ struct Source {
   int64_t row, k;  // strides
   const int* flags;
   int flag_count;
+  const float* saved;  // a gradient is multiplied by act'(saved) first
+  int act;
+
+  __device__ float at(int row_index, int k_index) const {
+    const int64_t offset = row_index * row + k_index * k;
+    float v[1] = {data[offset]};
+    if (saved) {
+      const float x[1] = {saved[offset]};
+      go_through<true>(v, x, act);
+    }
+    return v[0];
+  }
 };
 
 struct Args {
@@ -55,8 +67,8 @@ struct Config {
   static constexpr int worker_m = alone ? m : m / workers;
   static constexpr int strips = worker_m / 64;  // of 64 rows, a worker
   static constexpr int threads = 128 * (1 + workers);
-  static constexpr int producer_registers = workers == 3 ? 32 : planes == 3 ? 40 : 24;
-  static constexpr int worker_registers = workers == 3 ? 160 : planes == 3 ? 232 : 240;
+  static constexpr int producer_registers = workers == 3 ? 32 : planes > 1 ? 40 : 24;
+  static constexpr int worker_registers = workers == 3 ? 160 : planes > 1 ? 232 : 240;
   static constexpr int a_bytes = planes * m * k * 2, b_bytes = planes * n * k * 2;
   static constexpr int stage_bytes = a_bytes + b_bytes;
   static constexpr int buffers = planes != 1 ? 0 : m * n <= 128 * 192 ? 4 : 2;  // a warp, 16 rows x 64 columns each
@@ -71,7 +83,7 @@ struct Config {
 
 // One operand's share of a stage. K-major: planes of rows x k. MN-major: blocks of 64 rows, in them planes of k x 64.
 template <bool mn, int planes, int rows, int k>
-struct Operand {
+struct StageOperand {
   static constexpr ptx::Swizzle swizzle = mn || k == 64 ? ptx::Swizzle::b128 : ptx::Swizzle::b64;
 
   static __device__ __forceinline__ void load(const CUtensorMap* map, uint32_t at, uint32_t barrier, int row, int depth) {
@@ -165,8 +177,8 @@ struct Ring {
 
 template <class C>
 struct Kernel {
-  using A = Operand<C::a_mn, C::planes, C::m, C::k>;
-  using B = Operand<C::b_mn, C::planes, C::n, C::k>;
+  using A = StageOperand<C::a_mn, C::planes, C::m, C::k>;
+  using B = StageOperand<C::b_mn, C::planes, C::n, C::k>;
   using Accumulators = float[C::strips][C::n / 2];
 
   const Args& args;
@@ -237,7 +249,7 @@ struct Kernel {
     release(before);
   }
 
-  // Three planes: six products, the small ones first, into `chunk`, and that into `acc` as floats. Workers that
+  // Three planes: six products (two planes: three), the small ones first, into `chunk`, and that into `acc` as floats. Workers that
   // share a tile issue in turn, so that one adds while another's products run; left alone they may fall into step.
   __device__ __forceinline__ void multiply_planes(
       Accumulators& acc, Ring<C::stages>& ring, int blocks, int row, int worker) {
@@ -255,14 +267,15 @@ struct Kernel {
         ptx::forget(chunk);
         ptx::wgmma_fence();
 #pragma unroll
-        for (int product = 0; product < 6; ++product) {
+        for (int product = C::planes == 3 ? 0 : 3; product < 6; ++product) {
           constexpr int a_planes[6] = {2, 0, 1, 1, 0, 0}, b_planes[6] = {0, 2, 1, 0, 1, 0};
 #pragma unroll
           for (int k = 0; k < C::promote / 16; ++k) {
             const int step = part * (C::promote / 16) + k;
             ptx::wgmma<typename C::T, C::n, C::a_mn, C::b_mn>(
                 chunk, A::tile(at, a_planes[product], row, step),
-                B::tile(at + C::a_bytes, b_planes[product], 0, step), product | k);
+                B::tile(at + C::a_bytes, b_planes[product], 0, step),
+                product - (C::planes == 3 ? 0 : 3) | k);
           }
         }
         ptx::wgmma_commit();
@@ -327,47 +340,67 @@ struct Kernel {
     return true;
   }
 
+  template <int family>
+  __device__ __forceinline__ void finish_staged(
+      Accumulators& acc, const Tile& tile, int row, uint32_t bias_at, uint32_t buffers, int& turn) {
+    using Out = typename C::Out;
+    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+    const bool both = args.z_data != nullptr;
+    constexpr int wide = C::n / kPiece;
+#pragma unroll
+    for (int i = 0; i < C::strips * wide; ++i) {
+      const int q = i % wide, half = q % 2;
+      const int m = tile.m * C::m + row + i / wide * 64 + 16 * warp, n = tile.n * C::n + kPiece * q;
+      if (m >= args.M || n - kPiece * half >= args.N) continue;
+      const uint32_t z_at = buffers + (C::buffers == 4 ? 2 * turn : 0) * 2048;
+      const uint32_t y_at = buffers + (C::buffers == 4 ? 2 * turn + 1 : both ? 1 : turn) * 2048;
+      if (half == 0) {
+        if (lane == 0) {
+          if (C::buffers == 4 || !both) ptx::tma_wait_read<1>();
+          else ptx::tma_wait_read<0>();
+        }
+        __syncwarp();
+      }
+      float v[16];
+      pick(v, acc, i);
+      if (args.bias) add_bias<Out>(v, bias_at + kPiece * q * sizeof(Out));
+      if (both) to_shared<Out>(z_at, v, half);
+      if constexpr (family == silu) {
+        const float a = args.act == silu ? 1.f : 1.5957691216f, b = args.act == silu ? 0.f : 0.0713548163f;
+#pragma unroll
+        for (int j = 0; j < 16; ++j) v[j] = sigmoid_family(v[j], a, b);
+      } else {
+        activate<false>(v, family);
+      }
+      to_shared<Out>(y_at, v, half);
+      if (half == 1) {
+        ptx::proxy_fence();
+        __syncwarp();
+        if (lane == 0) {
+          if (both) ptx::tma_store(&args.z, z_at, n - kPiece, m);
+          ptx::tma_store(&args.y, y_at, n - kPiece, m);
+          ptx::tma_commit();
+        }
+        turn ^= 1;
+      }
+    }
+  }
+
   __device__ __forceinline__ void finish(
       Accumulators& acc, const Tile& tile, int row, uint32_t bias_at, uint32_t buffers, int& turn) {
     using Out = typename C::Out;
     constexpr int wide = C::n / kPiece;
-    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+    const int warp = threadIdx.x % 128 / 32;
     const bool both = args.z_data != nullptr;
-    if (C::planes == 1 && args.staged) {
-#pragma unroll
-      for (int i = 0; i < C::strips * wide; ++i) {
-        const int q = i % wide, half = q % 2;
-        const int m = tile.m * C::m + row + i / wide * 64 + 16 * warp, n = tile.n * C::n + kPiece * q;
-        if (m >= args.M || n - kPiece * half >= args.N) continue;
-        const uint32_t z_at = buffers + (C::buffers == 4 ? 2 * turn : 0) * 2048;
-        const uint32_t y_at = buffers + (C::buffers == 4 ? 2 * turn + 1 : both ? 1 : turn) * 2048;
-        if (half == 0) {
-          if (lane == 0) {
-            if (C::buffers == 4 || !both) ptx::tma_wait_read<1>();
-            else ptx::tma_wait_read<0>();
-          }
-          __syncwarp();
-        }
-        float v[16];
-        pick(v, acc, i);
-        if (args.bias) add_bias<Out>(v, bias_at + kPiece * q * sizeof(Out));
-        if constexpr (C::planes == 1) {
-          if (both) to_shared<Out>(z_at, v, half);
-          activate<false>(v, args.act);
-          to_shared<Out>(y_at, v, half);
-        }
-        if (half == 1) {
-          ptx::proxy_fence();
-          __syncwarp();
-          if (lane == 0) {
-            if (both) ptx::tma_store(&args.z, z_at, n - kPiece, m);
-            ptx::tma_store(&args.y, y_at, n - kPiece, m);
-            ptx::tma_commit();
-          }
-          turn ^= 1;
+    if constexpr (C::planes == 1) {
+      if (args.staged) {  // one straight path an activation: jumps starve the instruction cache
+        switch (args.act) {
+          case none: return finish_staged<none>(acc, tile, row, bias_at, buffers, turn);
+          case relu: return finish_staged<relu>(acc, tile, row, bias_at, buffers, turn);
+          case gelu: return finish_staged<gelu>(acc, tile, row, bias_at, buffers, turn);
+          default: return finish_staged<silu>(acc, tile, row, bias_at, buffers, turn);
         }
       }
-      return;
     }
 #pragma unroll 1
     for (int i = 0; i < C::strips * wide; ++i) {
@@ -469,10 +502,8 @@ struct Kernel {
     for (int e = threadIdx.x % 128; e < C::worker_m * C::n; e += 128) {
       const int m = tile.m * C::m + row + e / C::n, n = tile.n * C::n + e % C::n;
       if (m >= args.M || n >= args.N) continue;
-      const float* a = args.a_source.data + m * args.a_source.row;
-      const float* b = args.b_source.data + n * args.b_source.row;
       float v[1] = {0.f};
-      for (int k = 0; k < args.K; ++k) v[0] = fmaf(a[k * args.a_source.k], b[k * args.b_source.k], v[0]);
+      for (int k = 0; k < args.K; ++k) v[0] = fmaf(args.a_source.at(m, k), args.b_source.at(n, k), v[0]);
       if (args.bias) v[0] += static_cast<const float*>(args.bias)[n];
       if (args.z_data) static_cast<float*>(args.z_data)[m * args.ld + n] = v[0];
       activate<true>(v, args.act);
@@ -531,6 +562,7 @@ struct Kernel {
 
 template <class C>
 __global__ void __launch_bounds__(C::threads, 1) gemm_kernel(const __grid_constant__ Args args) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // nothing for other chips; the choice of kernel keeps it from them
   extern __shared__ uint8_t shared[];
   const uint32_t base = (ptx::shared_address(shared) + 1023) / 1024 * 1024;
   const uint32_t staging = base + C::stages * C::stage_bytes, bias = staging + C::staging_bytes;
@@ -558,6 +590,7 @@ __global__ void __launch_bounds__(C::threads, 1) gemm_kernel(const __grid_consta
     ptx::more_registers<C::worker_registers>();
     kernel.consume(group - 1);
   }
+#endif
 }
 
-}  // namespace zoo::sm90
+}  // namespace zoo::cuda::sm90

@@ -2,53 +2,69 @@
 #pragma once
 
 #include "gemm.cuh"
-#include "interface.h"
+#include "sm90.h"
+
+#include "../types.cuh"
 
 #include <cudaTypedefs.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <cstdio>
+#include <atomic>
 
-namespace zoo::sm90 {
+namespace zoo::cuda::sm90 {
 
-extern char message[256];
-
-int fail(const char* what, int code);
+// A kernel may use more than 48 KiB of shared memory once it is told so, on each device.
+template <typename Kernel>
+void allow_shared(Kernel* kernel, int bytes, std::atomic<uint64_t>& told) {
+  int device = 0;
+  check(cudaGetDevice(&device), "the current device");
+  const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
+  if (told.load(std::memory_order_relaxed) & bit) return;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "shared memory");
+  told.fetch_or(bit, std::memory_order_relaxed);
+}
 
 inline PFN_cuTensorMapEncodeTiled_v12000 encoder() {
   static const auto found = [] {
     void* f = nullptr;
     cudaDriverEntryPointQueryResult result;
-    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &result);
+    check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &result),
+          "cuTensorMapEncodeTiled");
+    if (!f) throw std::runtime_error("zoo: the driver has no cuTensorMapEncodeTiled; update it");
     return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(f);
   }();
   return found;
 }
 
 // A map of (depth, outer, inner) elements of 2 bytes and of the boxes copied.
-inline bool encode(
+inline void encode(
     CUtensorMap* map, int rank, bool bf16, const void* data, int64_t inner, int64_t outer, int64_t depth, int64_t ld,
     int64_t plane, int box_inner, int box_outer, bool swizzle64 = false) {
   const cuuint64_t sizes[3] = {cuuint64_t(inner), cuuint64_t(outer), cuuint64_t(depth)};
   const cuuint64_t strides[2] = {cuuint64_t(ld) * 2, cuuint64_t(plane) * 2};
   const cuuint32_t box[3] = {cuuint32_t(box_inner), cuuint32_t(box_outer), 1}, ones[3] = {1, 1, 1};
-  return encoder()(map, bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, rank,
-                   const_cast<void*>(data), sizes, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                   swizzle64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  const CUresult result = encoder()(
+      map, bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, rank, const_cast<void*>(data), sizes,
+      strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      swizzle64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) {
+    throw std::runtime_error("zoo: no tensor map of this matrix, CUDA driver error " + std::to_string(int(result)));
+  }
 }
 
 template <bool mn>
-bool encode_operand(CUtensorMap* map, bool bf16, const zoo_operand& x, int rows, int K, int planes, int tile_rows,
-                    int tile_k) {
+void encode_operand(CUtensorMap* map, bool bf16, const Operand& x, int rows, int K, int planes, int tile_rows, int tile_k) {
   const int64_t plane = planes == 1 ? x.ld * (mn ? K : rows) : x.plane;
-  if constexpr (mn) return encode(map, 3, bf16, x.data, rows, K, planes, x.ld, plane, 64, tile_k);
-  else return encode(map, 3, bf16, x.data, K, rows, planes, x.ld, plane, tile_k, tile_rows, tile_k == 32);
+  if constexpr (mn) encode(map, 3, bf16, x.data, rows, K, planes, x.ld, plane, 64, tile_k);
+  else encode(map, 3, bf16, x.data, K, rows, planes, x.ld, plane, tile_k, tile_rows, tile_k == 32);
 }
 
+constexpr int64_t kArrivalBytes = int64_t{1} << 14;  // counters of the spread tiles, under two rounds of them
+
 template <class C>
-int launch(const zoo_problem& p, cudaStream_t stream) {
+void launch(const Problem& p, cudaStream_t stream) {
   constexpr bool bf16 = std::is_same_v<typename C::T, __nv_bfloat16>;
   Args args{};
   args.bias = p.bias;
@@ -61,38 +77,47 @@ int launch(const zoo_problem& p, cudaStream_t stream) {
   args.m_tiles = (p.M + C::m - 1) / C::m;
   args.n_tiles = (p.N + C::n - 1) / C::n;
   const int tiles = args.m_tiles * args.n_tiles;
-  args.whole = p.spread == 0 ? tiles : std::max(0, tiles / p.sms - (p.spread - 1)) * p.sms;
+  args.whole = p.spread == 0 ? tiles : std::max(0, tiles / p.processors - (p.spread - 1)) * p.processors;
   const int64_t spread = int64_t(tiles - args.whole) * args.k_blocks;
-  args.group = p.group;
-  args.act = p.act;
+  args.group = 8;
+  args.act = static_cast<int>(p.act);
   args.K = p.K;
-  args.sums = p.sums;
-  args.a_source = {p.a.source, p.a.source_row, p.a.source_k, p.a.flags, p.a.flag_count};
-  args.b_source = {p.b.source, p.b.source_row, p.b.source_k, p.b.flags, p.b.flag_count};
+  auto source = [](const Operand& x) {
+    return Source{x.source, x.source_row, x.source_k, x.flags, x.flag_count, x.saved, static_cast<int>(x.act)};
+  };
+  args.a_source = source(p.a);
+  args.b_source = source(p.b);
   args.staged = C::planes == 1 && p.ld % 8 == 0;
-  if (!encode_operand<C::a_mn>(&args.a, bf16, p.a, p.M, p.K, C::planes, C::m, C::k) ||
-      !encode_operand<C::b_mn>(&args.b, bf16, p.b, p.N, p.K, C::planes, C::n, C::k)) {
-    return fail("operand map", -2);
-  }
+  encode_operand<C::a_mn>(&args.a, bf16, p.a, p.M, p.K, C::planes, C::m, C::k);
+  encode_operand<C::b_mn>(&args.b, bf16, p.b, p.N, p.K, C::planes, C::n, C::k);
   if (args.staged) {
-    if (!encode(&args.y, 2, bf16, p.y, p.N, p.M, 1, p.ld, 0, 64, 16) ||
-        (p.z && !encode(&args.z, 2, bf16, p.z, p.N, p.M, 1, p.ld, 0, 64, 16))) {
-      return fail("output map", -3);
-    }
+    encode(&args.y, 2, bf16, p.y, p.N, p.M, 1, p.ld, 0, 64, 16);
+    if (p.z) encode(&args.z, 2, bf16, p.z, p.N, p.M, 1, p.ld, 0, 64, 16);
   }
-  if (C::grad && (!args.staged || args.whole < tiles)) return fail("grad wants whole rows of 16 bytes", -6);
-  const int blocks = args.whole > 0 ? std::min(p.sms, args.whole) : int(std::min<int64_t>(p.sms, spread));
+  const int blocks = args.whole > 0 ? std::min(p.processors, args.whole) : int(std::min<int64_t>(p.processors, spread));
   if (spread > 0) {
-    if (p.workspace_bytes < zoo_arrival_bytes + int64_t(2) * blocks * C::m * C::n * 4) return fail("workspace", -4);
+    if (p.workspace_bytes < kArrivalBytes + int64_t(2) * blocks * C::m * C::n * 4 ||
+        int64_t(tiles - args.whole) * C::workers * 4 > kArrivalBytes) {
+      throw std::runtime_error("zoo: the workspace of a spread product is too small");
+    }
     args.arrivals = static_cast<unsigned*>(p.workspace);
-    args.partial = reinterpret_cast<float*>(static_cast<char*>(p.workspace) + zoo_arrival_bytes);
+    args.partial = reinterpret_cast<float*>(static_cast<char*>(p.workspace) + kArrivalBytes);
   }
-  static const cudaError_t sized =
-      cudaFuncSetAttribute(gemm_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::shared_bytes);
-  if (sized != cudaSuccess) return fail("shared memory", sized);
+  static std::atomic<uint64_t> told{0};
+  allow_shared(gemm_kernel<C>, C::shared_bytes, told);
   gemm_kernel<C><<<blocks, C::threads, C::shared_bytes, stream>>>(args);
-  const cudaError_t error = cudaGetLastError();
-  return error == cudaSuccess ? 0 : fail("launch", error);
+  check_launch("wgmma product");
 }
 
-}  // namespace zoo::sm90
+[[noreturn]] inline void no_such(const Problem& p) {
+  throw std::runtime_error("zoo: no wgmma kernel has configuration " + std::to_string(p.config));
+}
+
+void wgmma_forward(const Problem&, cudaStream_t);
+void wgmma_input_grad(const Problem&, cudaStream_t);
+void wgmma_weight_grad(const Problem&, cudaStream_t);
+void split_forward(const Problem&, cudaStream_t);
+void split_input_grad(const Problem&, cudaStream_t);
+void split_weight_grad(const Problem&, cudaStream_t);
+
+}  // namespace zoo::cuda::sm90

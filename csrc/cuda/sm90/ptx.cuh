@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace zoo::ptx {
+namespace zoo::cuda::ptx {
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
@@ -305,4 +305,4 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a_tile, uint64
 #undef ZOO_NAMES_2
 #undef ZOO_NAMES_3
 
-}  // namespace zoo::ptx
+}  // namespace zoo::cuda::ptx

@@ -4,15 +4,10 @@
 // into planes there, stores them swizzled and multiplies by wgmma; one group's loads pass under another's work. The parts are
 // added through the cluster's distributed shared memory, always in the same order: no workspace, one launch.
 #include "epilogue.cuh"
-#include "interface.h"
+#include "launch.cuh"
 #include "split.cuh"
 
-#include <cuda_runtime.h>
-
-namespace zoo::sm90 {
-
-extern char message[256];
-int fail(const char* what, int code);
+namespace zoo::cuda::sm90 {
 
 struct SmallOperand {
   const void* data;
@@ -231,15 +226,16 @@ struct Small {
 
 template <class S>
 __global__ void __launch_bounds__(128 * S::groups, 1) small_kernel(const __grid_constant__ SmallArgs args) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
   S::run(args);
+#endif
 }
 
 template <typename T, bool a_mn, bool b_mn>
-int launch_small(const SmallArgs& args, cudaStream_t stream) {
+void launch_small(const SmallArgs& args, cudaStream_t stream) {
   using S = Small<T, a_mn, b_mn>;
-  static const cudaError_t sized =
-      cudaFuncSetAttribute(small_kernel<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::shared_bytes);
-  if (sized != cudaSuccess) return fail("shared memory", sized);
+  static std::atomic<uint64_t> told{0};
+  allow_shared(small_kernel<S>, S::shared_bytes, told);
   cudaLaunchConfig_t config{};
   const int tiles = ((args.M + 63) / 64) * ((args.N + 63) / 64);
   config.gridDim = dim3(unsigned(tiles * args.share_of_k));
@@ -252,43 +248,45 @@ int launch_small(const SmallArgs& args, cudaStream_t stream) {
   attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
   config.attrs = &attribute;
   config.numAttrs = 1;
-  const cudaError_t error = cudaLaunchKernelEx(&config, small_kernel<S>, args);
-  return error == cudaSuccess ? 0 : fail("launch", error);
+  check(cudaLaunchKernelEx(&config, small_kernel<S>, args), "small product");
+}
+
+// Along K, or along the rows where they are dense and K is not.
+template <typename T>
+SmallOperand operand(const void* data, int64_t outer, int64_t k, int64_t rows, int64_t K, bool* mn) {
+  *mn = k != 1 && outer == 1;
+  SmallOperand x{data, *mn ? k : outer, *mn ? outer : k, false};
+  x.vector = x.inner == 1 && reinterpret_cast<uintptr_t>(data) % 16 == 0 && x.outer * int64_t(sizeof(T)) % 16 == 0 &&
+             (*mn ? rows : K) * int64_t(sizeof(T)) % 16 == 0;
+  return x;
 }
 
 template <typename T>
-int small(const zoo_problem& p, cudaStream_t stream) {
+void small_of(const SmallProblem& p, cudaStream_t stream) {
   SmallArgs args{};
-  bool mn[2];
-  const zoo_operand* operands[2] = {&p.a, &p.b};
-  SmallOperand* to[2] = {&args.a, &args.b};
-  for (int i = 0; i < 2; ++i) {
-    const zoo_operand& x = *operands[i];
-    const bool f32 = p.type == 2;
-    const void* data = f32 ? x.source : x.data;
-    const int64_t row = f32 ? x.source_row : x.mn ? 1 : x.ld, k = f32 ? x.source_k : x.mn ? x.ld : 1;
-    mn[i] = k != 1 && row == 1;
-    to[i]->data = data;
-    to[i]->outer = mn[i] ? k : row;
-    to[i]->inner = mn[i] ? row : k;
-    to[i]->vector = to[i]->inner == 1 && reinterpret_cast<uintptr_t>(data) % 16 == 0 &&
-                    to[i]->outer * sizeof(T) % 16 == 0 && (mn[i] ? (i == 0 ? p.M : p.N) : p.K) * sizeof(T) % 16 == 0;
-  }
+  bool a_mn, b_mn;
+  args.a = operand<T>(p.a.data, p.a.row_stride, p.a.col_stride, p.M, p.K, &a_mn);
+  args.b = operand<T>(p.b.data, p.b.col_stride, p.b.row_stride, p.N, p.K, &b_mn);
   args.bias = p.bias;
   args.y = p.y;
   args.z = p.z;
   args.ld = p.ld;
-  args.M = p.M, args.N = p.N, args.K = p.K, args.act = p.act;
+  args.M = p.M, args.N = p.N, args.K = p.K, args.act = static_cast<int>(p.act);
   args.share_of_k = p.slices;
-  if (!mn[0] && !mn[1]) return launch_small<T, false, false>(args, stream);
-  if (!mn[0]) return launch_small<T, false, true>(args, stream);
-  if (mn[1]) return launch_small<T, true, true>(args, stream);
-  return launch_small<T, true, false>(args, stream);
+  if (a_mn) {
+    if (b_mn) launch_small<T, true, true>(args, stream);
+    else launch_small<T, true, false>(args, stream);
+  } else {
+    if (b_mn) launch_small<T, false, true>(args, stream);
+    else launch_small<T, false, false>(args, stream);
+  }
 }
 
-int small_product(const zoo_problem& p, cudaStream_t stream) {
-  if (p.type == 0) return small<__nv_bfloat16>(p, stream);
-  return p.type == 1 ? small<__half>(p, stream) : small<float>(p, stream);
+void small_product(const SmallProblem& p, void* stream) {
+  const auto s = static_cast<cudaStream_t>(stream);
+  if (p.type == Type::bf16) small_of<__nv_bfloat16>(p, s);
+  else if (p.type == Type::f16) small_of<__half>(p, s);
+  else small_of<float>(p, s);
 }
 
-}  // namespace zoo::sm90
+}  // namespace zoo::cuda::sm90

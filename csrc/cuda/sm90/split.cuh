@@ -1,11 +1,11 @@
-// One float32 as three bf16 that sum to it, to the last bit unless it is tiny.
+// One float32 as three bf16 that sum to it, to the last bit unless it is tiny; the first two are short by about 2^-17.
 #pragma once
 
 #include <cuda_bf16.h>
 
 #include <cstdint>
 
-namespace zoo::sm90 {
+namespace zoo::cuda::sm90 {
 
 // What is not finite keeps its value in the first plane, and the others are zero.
 __device__ __forceinline__ void split(float x, __nv_bfloat16 (&planes)[3], bool& special) {
@@ -18,8 +18,9 @@ __device__ __forceinline__ void split(float x, __nv_bfloat16 (&planes)[3], bool&
   planes[2] = __float2bfloat16_rn(rest - __bfloat162float(planes[1]));
 }
 
-// Eight of them, 16 bytes to each plane.
-__device__ __forceinline__ void store_planes(const float (&x)[8], __nv_bfloat16* to, int64_t plane, bool& special) {
+// Eight of them, 16 bytes to each of the first `count` planes.
+__device__ __forceinline__ void store_planes(
+    const float (&x)[8], __nv_bfloat16* to, int64_t plane, int count, bool& special) {
   __align__(16) __nv_bfloat16 out[3][8];
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
@@ -29,7 +30,9 @@ __device__ __forceinline__ void store_planes(const float (&x)[8], __nv_bfloat16*
     for (int p = 0; p < 3; ++p) out[p][j] = planes[p];
   }
 #pragma unroll
-  for (int p = 0; p < 3; ++p) *reinterpret_cast<uint4*>(to + p * plane) = *reinterpret_cast<uint4*>(out[p]);
+  for (int p = 0; p < 3; ++p) {
+    if (p < count) *reinterpret_cast<uint4*>(to + p * plane) = *reinterpret_cast<uint4*>(out[p]);
+  }
 }
 
-}  // namespace zoo::sm90
+}  // namespace zoo::cuda::sm90

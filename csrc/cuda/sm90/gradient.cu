@@ -2,12 +2,12 @@
 //
 // float32 leaves as the three planes that both products of the backward pass read.
 #include "epilogue.cuh"
-#include "interface.h"
+#include "sm90.h"
 #include "split.cuh"
 
-#include <cuda_runtime.h>
+#include "../types.cuh"
 
-namespace zoo::sm90 {
+namespace zoo::cuda::sm90 {
 
 constexpr int kColumns = 256, kRows = 8;  // a block: 32 threads x 8 columns, 8 rows
 constexpr int kChunk = 128;               // rows a block
@@ -15,7 +15,8 @@ constexpr int kChunk = 128;               // rows a block
 template <typename T>
 __device__ __forceinline__ void load8(float (&v)[8], const T* from) {
   if constexpr (std::is_same_v<T, float>) {
-    const float4 low = __ldcs(reinterpret_cast<const float4*>(from)), high = __ldcs(reinterpret_cast<const float4*>(from) + 1);
+    const float4 low = __ldcs(reinterpret_cast<const float4*>(from));
+    const float4 high = __ldcs(reinterpret_cast<const float4*>(from) + 1);
     v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w, v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
   } else {
     const uint4 raw = __ldcs(reinterpret_cast<const uint4*>(from));
@@ -26,7 +27,7 @@ __device__ __forceinline__ void load8(float (&v)[8], const T* from) {
 }
 
 template <typename T, int act>
-__global__ void __launch_bounds__(256, 3) grad_kernel(const __grid_constant__ zoo_grad_work w) {
+__global__ void __launch_bounds__(256, 3) grad_kernel(const __grid_constant__ GradientPass w) {
   constexpr bool f32 = std::is_same_v<T, float>;
   constexpr int unroll = 2;  // rows in flight a thread
   __shared__ float sums_of[kRows][kColumns];
@@ -34,8 +35,8 @@ __global__ void __launch_bounds__(256, 3) grad_kernel(const __grid_constant__ zo
   const int lane = threadIdx.x % 32, r = threadIdx.x / 32;
   const int n = blockIdx.x * kColumns + lane * 8;
   const int first = blockIdx.y * w.chunk, end = min(first + w.chunk, w.M);
-  const T* dy = static_cast<const T*>(w.dy);
-  const T* z = static_cast<const T*>(w.z);
+  const T* dy = static_cast<const T*>(w.grad);
+  const T* z = static_cast<const T*>(w.saved);
   float sums[8] = {};
   bool special = false;
   if (n < w.N) {
@@ -56,7 +57,8 @@ __global__ void __launch_bounds__(256, 3) grad_kernel(const __grid_constant__ zo
         for (int i = 0; i < 8; ++i) sums[i] += g[u][i];
         if constexpr (f32) {
           if (w.planes.planes) {
-            store_planes(g[u], static_cast<__nv_bfloat16*>(w.planes.planes) + m * w.planes.planes_ld + n, w.planes.plane, special);
+            __nv_bfloat16* to = static_cast<__nv_bfloat16*>(w.planes.planes) + m * w.planes.planes_ld + n;
+            store_planes(g[u], to, w.planes.plane, w.planes.count, special);
           }
         }
         if (w.out) {
@@ -76,17 +78,17 @@ __global__ void __launch_bounds__(256, 3) grad_kernel(const __grid_constant__ zo
     const int any = __syncthreads_or(special);
     if (threadIdx.x == 0) w.planes.flags[blockIdx.y * gridDim.x + blockIdx.x] = any;
   }
-  if (!w.db) return;
+  if (!w.sums) return;
 
   // rows of the block, then the chunks by the last block of these columns: always in the same order
 #pragma unroll
   for (int i = 0; i < 8; ++i) sums_of[r][lane * 8 + i] = sums[i];
   __syncthreads();
   const int column = threadIdx.x, at = blockIdx.x * kColumns + column;
-  float sum = 0.f;
+  double sum = 0;  // few additions, so that a column of any length keeps float32's accuracy
 #pragma unroll
   for (int i = 0; i < kRows; ++i) sum += sums_of[i][column];
-  if (at < w.N) __stcg(w.partial + static_cast<int64_t>(blockIdx.y) * w.N + at, sum);
+  if (at < w.N) __stcg(w.partial + static_cast<int64_t>(blockIdx.y) * w.N + at, static_cast<float>(sum));
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) last = atomicAdd(w.arrivals + blockIdx.x, 1u) == gridDim.y - 1;
@@ -95,15 +97,15 @@ __global__ void __launch_bounds__(256, 3) grad_kernel(const __grid_constant__ zo
   __threadfence();
   if (threadIdx.x == 0) w.arrivals[blockIdx.x] = 0;
   if (at >= w.N) return;
-  sum = 0.f;
+  sum = 0;
 #pragma unroll 16
   for (int c = 0; c < static_cast<int>(gridDim.y); ++c) sum += __ldcg(w.partial + static_cast<int64_t>(c) * w.N + at);
-  static_cast<T*>(w.db)[at] = narrow<T>(sum);
+  static_cast<T*>(w.sums)[at] = narrow<T>(static_cast<float>(sum));
 }
 
 template <typename T>
-void launch_grad(const zoo_grad_work& w, dim3 grid, cudaStream_t s) {
-  switch (w.act) {
+void launch_pass(const GradientPass& w, dim3 grid, cudaStream_t s) {
+  switch (static_cast<int>(w.act)) {
     case none: return grad_kernel<T, none><<<grid, 256, 0, s>>>(w);
     case relu: return grad_kernel<T, relu><<<grid, 256, 0, s>>>(w);
     case gelu: return grad_kernel<T, gelu><<<grid, 256, 0, s>>>(w);
@@ -112,51 +114,27 @@ void launch_grad(const zoo_grad_work& w, dim3 grid, cudaStream_t s) {
   }
 }
 
-// 32 columns a block, 32 threads down; always in the same order.
-template <typename T>
-__global__ void __launch_bounds__(1024) sum_rows_kernel(const float* from, int rows, int N, T* db) {
-  __shared__ float partial[32][33];
-  const int n = blockIdx.x * 32 + threadIdx.x;
-  float sum = 0.f;
-  if (n < N) {
-#pragma unroll 4
-    for (int m = threadIdx.y; m < rows; m += 32) sum += from[static_cast<int64_t>(m) * N + n];
-  }
-  partial[threadIdx.y][threadIdx.x] = sum;
-  __syncthreads();
-  if (threadIdx.y != 0 || n >= N) return;
-  for (int i = 1; i < 32; ++i) sum += partial[i][threadIdx.x];
-  db[n] = narrow<T>(sum);
+int32_t gradient_chunks(int32_t M) {
+  return (M + kChunk - 1) / kChunk;
 }
 
-}  // namespace zoo::sm90
-
-using namespace zoo::sm90;
-
-extern "C" {
-
-int zoo_sum_rows(const float* sums, int32_t rows, int32_t N, void* db, int32_t type, void* stream) {
-  const dim3 grid((N + 31) / 32), block(32, 32);
-  const auto s = static_cast<cudaStream_t>(stream);
-  if (type == 0) sum_rows_kernel<<<grid, block, 0, s>>>(sums, rows, N, static_cast<__nv_bfloat16*>(db));
-  else if (type == 1) sum_rows_kernel<<<grid, block, 0, s>>>(sums, rows, N, static_cast<__half*>(db));
-  else sum_rows_kernel<<<grid, block, 0, s>>>(sums, rows, N, static_cast<float*>(db));
-  return cudaGetLastError();
+int32_t gradient_columns(int32_t N) {
+  return (N + kColumns - 1) / kColumns;
 }
 
-int zoo_grad_chunks(int32_t M) {
-  return (M + zoo::sm90::kChunk - 1) / zoo::sm90::kChunk;
+int32_t gradient_flags(int32_t M, int32_t N) {
+  return gradient_chunks(M) * gradient_columns(N);
 }
 
-int zoo_grad(const zoo_grad_work* work, void* stream) {
-  zoo_grad_work w = *work;
-  if (w.N % 8 || w.ld % 8) return -5;
+void gradient_pass(const GradientPass& pass, void* stream) {
+  GradientPass w = pass;
   w.chunk = kChunk;
-  const dim3 grid((w.N + kColumns - 1) / kColumns, zoo_grad_chunks(w.M));
+  const dim3 grid(gradient_columns(w.N), gradient_chunks(w.M));
   const auto s = static_cast<cudaStream_t>(stream);
-  if (w.type == 0) launch_grad<__nv_bfloat16>(w, grid, s);
-  else if (w.type == 1) launch_grad<__half>(w, grid, s);
-  else launch_grad<float>(w, grid, s);
-  return cudaGetLastError();
+  if (w.type == Type::bf16) launch_pass<__nv_bfloat16>(w, grid, s);
+  else if (w.type == Type::f16) launch_pass<__half>(w, grid, s);
+  else launch_pass<float>(w, grid, s);
+  check_launch("gradient pass");
 }
-}
+
+}  // namespace zoo::cuda::sm90

@@ -1,0 +1,302 @@
+#include "choice.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <stdexcept>
+
+namespace zoo {
+namespace {
+
+constexpr Kernel kAll[kKernels] = {Kernel::tiled, Kernel::gemv,   Kernel::cublas, Kernel::small,
+                                   Kernel::wgmma, Kernel::split3, Kernel::split6};
+
+int64_t divided_up(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+int bytes_of(Type type) {
+  return type == Type::f64 ? 8 : type == Type::f32 ? 4 : 2;
+}
+
+// A tile shape of the wgmma kernels. `alone`: each of two warpgroups has a tile of its own, and the epilogue of one runs
+// under the products of the other; else the warpgroups share a tile.
+struct Shape {
+  int config, m, n;
+  bool alone;
+  double rate;  // products of 2-byte types on one processor, in MFLOP a microsecond
+};
+
+constexpr Shape kWgmma[] = {{0, 128, 128, true, 5.2}, {1, 128, 192, true, 5.64}, {2, 128, 256, false, 6.0},
+                            {4, 64, 64, true, 3.0},   {5, 256, 128, false, 6.0}};
+constexpr Shape kSplit[] = {
+    {0, 128, 128, false, 6.18}, {1, 128, 192, false, 6.36}, {3, 128, 64, false, 5.0}, {6, 192, 128, false, 6.18}};
+
+// Epilogue of one element by one warpgroup, in nanoseconds, by activation.
+constexpr double kEpilogue[] = {0.28, 0.30, 0.52, 0.45, 0.45};
+constexpr double kLaunch = 2.5;         // microseconds of a kernel that does nothing
+constexpr double kBandwidth = 3.3e6;    // bytes a microsecond, of passes that read and write
+constexpr double kPieces = 0.2e-3;      // microseconds an element of a spread tile and piece of it
+
+// The model's time of a product by the tiles of one shape; `spread` is set to the better of both ways.
+double tiles_time(const Query& q, const Shape& s, int products, int* spread) {
+  const double tiles = static_cast<double>(divided_up(q.M, s.m)) * divided_up(q.N, s.n);
+  const double k = 64.0 * divided_up(q.K, 64);
+  const double body = 2e-6 * s.m * s.n * k * products / s.rate;
+  const double epilogue = kEpilogue[q.activation] * 1e-3 * s.m * s.n;
+  const double tile = s.alone ? std::max(body, (body + epilogue) / 2) : body + epilogue / 2 * 0.55;
+  const double waves = divided_up(static_cast<int64_t>(tiles), q.processors);
+  const double whole = waves * tile + (s.alone ? epilogue / 2 : 0);
+  const int64_t rest = static_cast<int64_t>(tiles) % q.processors;
+  *spread = 0;
+  if (rest == 0 || q.K < 512) return whole;
+  const double pieces = static_cast<double>(q.processors) / rest;
+  const double shared = tiles / q.processors * tile + 6 + kPieces * (pieces + 1) * s.m * s.n / (s.alone ? 1 : 2);
+  if (shared >= whole) return whole;
+  *spread = 1;
+  return shared;
+}
+
+// Rows that do not overlap, each beginning at a multiple of 16 bytes.
+bool tma_reads(const Layout& x, int64_t rows, int64_t K, Type type) {
+  const int64_t step = x.k_major() ? x.outer : x.k, length = x.k_major() ? K : rows;
+  return (x.k_major() || x.mn_major()) && x.aligned && step >= length && step * bytes_of(type) % 16 == 0;
+}
+
+struct Candidate {
+  Choice choice;
+  const char* why_not = nullptr;  // it cannot
+};
+
+Candidate tiled(const Query& q) {
+  Candidate c;
+  const double rate = q.type == Type::f64 ? 0.04 : 0.09;  // MFLOP a microsecond and processor
+  const double tiles = static_cast<double>(q.batch) * divided_up(q.M, 64) * divided_up(q.N, 64);
+  const double waves = divided_up(static_cast<int64_t>(tiles), q.processors);
+  c.choice.kernel = Kernel::tiled;
+  c.choice.microseconds = kLaunch + waves * (1 + 2e-6 * 64 * 64 * static_cast<double>(q.K) / rate);
+  return c;
+}
+
+Candidate gemv(const Query& q) {
+  Candidate c;
+  c.choice.kernel = Kernel::gemv;
+  const int64_t wide = 16 / bytes_of(q.type);
+  auto whole = [&](const Layout& x, int64_t rows) {
+    return x.k_major() && x.aligned && (x.outer % wide == 0 || rows == 1);
+  };
+  if (q.batch != 1) c.why_not = "takes no batches";
+  else if (q.M > 8) c.why_not = "takes up to 8 rows";
+  else if (q.M == 0 || q.N == 0 || q.K == 0) c.why_not = "nothing to multiply";
+  else if (q.K % wide != 0 || !whole(q.a, q.M) || !whole(q.b, q.N)) c.why_not = "wants rows along K in whole 16 bytes";
+  const double read = static_cast<double>(q.N) * q.K * bytes_of(q.type);
+  c.choice.microseconds = kLaunch + 1 + read * (1 + 0.1 * static_cast<double>(q.M)) / kBandwidth;
+  return c;
+}
+
+Candidate cublas(const Query& q) {
+  Candidate c;
+  c.choice.kernel = Kernel::cublas;
+  if (q.M == 0 || q.N == 0 || q.K == 0 || q.batch == 0) c.why_not = "nothing to multiply";
+  else if (q.type != Type::f64 && q.capability == 90 && q.hopper && q.batch == 1) {
+    c.why_not = "slower here than zoo's own, or less accurate";
+  }
+  // MFLOP a microsecond and processor, of a chip of this kind
+  const double rate = q.type == Type::f64 ? 0.38 : q.type == Type::f32 ? 0.36 : 2.5;
+  const double tiles = static_cast<double>(q.batch) * divided_up(q.M, 128) * divided_up(q.N, 128);
+  const double used = std::max(1.0, std::min<double>(tiles * 2, q.processors));
+  const double flop = 2e-6 * static_cast<double>(q.batch) * q.M * q.N * q.K;
+  c.choice.microseconds = 2 * kLaunch + flop / (rate * used);
+  if (q.activation != 0 || q.type == Type::f64) {
+    c.choice.microseconds += kLaunch + 2.0 * q.batch * q.M * q.N * bytes_of(q.type) / kBandwidth;
+  }
+  return c;
+}
+
+const char* hopper_refuses(const Query& q) {
+  if (q.capability != 90) return "needs compute capability 9.0";
+  if (!q.hopper) return "this build has no code for sm_90a";
+  if (q.type == Type::f64) return "wgmma has no float64";
+  if (q.batch != 1) return "takes no batches";
+  if (q.M == 0 || q.N == 0 || q.K == 0) return "nothing to multiply";
+  if (std::max({q.M, q.N, q.K}) >= INT32_MAX / 2 || q.M * q.K >= int64_t{1} << 33 || q.N * q.K >= int64_t{1} << 33) {
+    return "sizes beyond its 32-bit indices";
+  }
+  return nullptr;
+}
+
+Candidate small(const Query& q) {
+  Candidate c;
+  c.choice.kernel = Kernel::small;
+  c.why_not = hopper_refuses(q);
+  const int64_t tiles = divided_up(q.M, 64) * divided_up(q.N, 64), steps = divided_up(q.K, 64);
+  if (!c.why_not && tiles > 1 << 20) c.why_not = "too many tiles";
+  if (c.why_not) return c;
+  const int groups = q.type == Type::f32 ? 3 : 4;
+  double best = 0;
+  for (int slices = 1; slices <= 8; slices *= 2) {
+    if (slices > 1 && (slices / 2) * groups >= steps) break;  // nothing left to share
+    const double waves = divided_up(tiles * slices, q.processors);
+    const double step = q.type == Type::f32 ? 4.5 : 1.3;
+    const double time = kLaunch + waves * (2.5 + step * divided_up(steps, groups * slices));
+    if (slices == 1 || time < best) {
+      best = time;
+      c.choice.slices = slices;
+    }
+  }
+  c.choice.microseconds = best;
+  return c;
+}
+
+Candidate by_tiles(const Query& q, Kernel kernel) {
+  Candidate c;
+  c.choice.kernel = kernel;
+  const bool f32 = kernel != Kernel::wgmma;
+  c.why_not = hopper_refuses(q);
+  if (!c.why_not && f32 != (q.type == Type::f32)) c.why_not = f32 ? "splits float32 alone" : "multiplies 2-byte types";
+  if (!c.why_not && kernel == Kernel::split3 && q.precision == Precision::highest) {
+    c.why_not = "less accurate than float32; torch.set_float32_matmul_precision(\"high\") allows it";
+  }
+  if (c.why_not) return c;
+  const int products = kernel == Kernel::split6 ? 6 : kernel == Kernel::split3 ? 3 : 1;
+  bool first = true;
+  auto consider = [&](const Shape& s) {
+    int spread = 0;
+    const double time = tiles_time(q, s, products, &spread);
+    if (!first && time >= c.choice.microseconds) return;
+    first = false;
+    c.choice.config = s.config;
+    c.choice.spread = spread;
+    c.choice.tile = s.m * s.n;
+    c.choice.microseconds = time;
+  };
+  if (!f32) {
+    for (const Shape& s : kWgmma) {
+      if (q.type == Type::f16 && s.config > 1) continue;  // these are compiled for bf16 alone
+      consider(s);
+    }
+  } else {
+    for (const Shape& s : kSplit) {
+      if (kernel == Kernel::split3 && s.config > 1) continue;
+      consider(s);
+    }
+  }
+  c.choice.microseconds += kLaunch;
+  const double a = static_cast<double>(q.M) * q.K, b = static_cast<double>(q.N) * q.K;
+  if (f32) {
+    c.choice.pack_a = !q.a.k_major() && !q.a.mn_major();
+    c.choice.pack_b = !q.b.k_major() && !q.b.mn_major();
+    c.choice.microseconds += kLaunch + (a + b) * 10 / kBandwidth;
+  } else {
+    c.choice.pack_a = !tma_reads(q.a, q.M, q.K, q.type);
+    c.choice.pack_b = !tma_reads(q.b, q.N, q.K, q.type);
+  }
+  // a along M with b along K is the one pair of layouts without a kernel
+  if (q.a.mn_major() && !c.choice.pack_a && (c.choice.pack_b || q.b.k_major())) c.choice.pack_a = true;
+  if (c.choice.pack_a) c.choice.microseconds += kLaunch + a * 2 * bytes_of(q.type) / kBandwidth;
+  if (c.choice.pack_b) c.choice.microseconds += kLaunch + b * 2 * bytes_of(q.type) / kBandwidth;
+  return c;
+}
+
+Candidate candidate(const Query& q, Kernel kernel) {
+  switch (kernel) {
+    case Kernel::tiled: return tiled(q);
+    case Kernel::gemv: return gemv(q);
+    case Kernel::cublas: return cublas(q);
+    case Kernel::small: return small(q);
+    default: return by_tiles(q, kernel);
+  }
+}
+
+std::string words(const Choice& c) {
+  char text[160];
+  switch (c.kernel) {
+    case Kernel::tiled: return "64x64 tiles in plain CUDA";
+    case Kernel::gemv: return "a warp a column";
+    case Kernel::cublas: return "aten's product; bias and activation after it";
+    case Kernel::small:
+      snprintf(text, sizeof text, "64x64 tiles, %d block%s a tile", c.slices, c.slices > 1 ? "s" : "");
+      break;
+    default: {
+      const Shape* shape = nullptr;
+      if (c.kernel == Kernel::wgmma) {
+        for (const Shape& s : kWgmma) if (s.config == c.config) shape = &s;
+      } else {
+        for (const Shape& s : kSplit) if (s.config == c.config) shape = &s;
+      }
+      snprintf(text, sizeof text, "%dx%d tiles%s%s%s", shape->m, shape->n, shape->alone ? ", one a warpgroup" : "",
+               c.spread ? ", the last round spread along K" : "",
+               c.pack_a && c.pack_b ? ", both operands copied first" : c.pack_a ? ", a copied first"
+               : c.pack_b ? ", b copied first" : "");
+    }
+  }
+  return text;
+}
+
+}  // namespace
+
+const char* name_of(Kernel kernel) {
+  switch (kernel) {
+    case Kernel::tiled: return "tiled";
+    case Kernel::gemv: return "gemv";
+    case Kernel::cublas: return "cublas";
+    case Kernel::small: return "small";
+    case Kernel::wgmma: return "wgmma";
+    case Kernel::split3: return "split3";
+    case Kernel::split6: return "split6";
+  }
+  return "";
+}
+
+Choice choose(const Query& q, const char* forced, Trace* trace) {
+  const Kernel* only = nullptr;
+  if (forced && *forced) {
+    for (const Kernel& k : kAll) {
+      if (std::strcmp(name_of(k), forced) == 0) only = &k;
+    }
+    if (!only) {
+      throw std::runtime_error(
+          std::string("zoo: ZOO_LINEAR_KERNEL is '") + forced +
+          "'; expected tiled, gemv, cublas, small, wgmma, split3 or split6, or leave it unset");
+    }
+  }
+  Choice best;
+  bool found = false;
+  for (const Kernel kernel : kAll) {
+    if (only && kernel != *only) continue;
+    const Candidate c = candidate(q, kernel);
+    if (c.why_not) {
+      if (only) {
+        throw std::runtime_error(
+            std::string("zoo: ZOO_LINEAR_KERNEL=") + forced + " cannot compute this product: " + c.why_not +
+            "; unset it");
+      }
+      if (trace) trace->rejected.push_back({kernel, c.why_not});
+      continue;
+    }
+    if (!found || c.choice.microseconds < best.microseconds) {
+      best = c.choice;
+      found = true;
+    }
+  }
+  if (trace) {
+    trace->configuration = words(best);
+    char text[96];
+    if (only) {
+      trace->reason = "ZOO_LINEAR_KERNEL forces it";
+    } else {
+      snprintf(text, sizeof text, "%.1f us by the model, the least of those that can", best.microseconds);
+      trace->reason = text;
+      for (const Kernel kernel : kAll) {
+        if (kernel == best.kernel) continue;
+        const Candidate c = candidate(q, kernel);
+        if (c.why_not) continue;
+        snprintf(text, sizeof text, "%.1f us by the model", c.choice.microseconds);
+        trace->rejected.push_back({kernel, text});
+      }
+    }
+  }
+  return best;
+}
+
+}  // namespace zoo

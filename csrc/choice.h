@@ -1,0 +1,72 @@
+// Which kernel computes a product, as a pure function of what is known before it runs.
+//
+// No torch and no CUDA here: the same function serves the CUDA core, `zoo.ops.explain` and the tests on a CPU.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace zoo {
+
+enum class Type { f64, f32, f16, bf16 };
+
+// torch.get_float32_matmul_precision()
+enum class Precision { highest, high, medium };
+
+// tiled: any product. gemv: up to eight rows. cublas: aten's product, then bias and activation. small: few tiles, any strides, a cluster of blocks shares K. wgmma: TMA and wgmma on 2-byte types.
+// split3, split6: the same on float32, an operand as two or three bf16 planes and three or six products of planes.
+enum class Kernel { tiled, gemv, cublas, small, wgmma, split3, split6 };
+constexpr int kKernels = 7;
+const char* name_of(Kernel kernel);
+
+// Where an operand lies: elements between rows of the output (columns, for b) and between steps of K.
+struct Layout {
+  int64_t outer, k;
+  bool aligned;  // its first element, to 16 bytes
+
+  // along K, along the rows (columns), or along neither: then it must be copied for a kernel that reads whole rows
+  bool k_major() const { return k == 1; }
+  bool mn_major() const { return k != 1 && outer == 1; }
+};
+
+// y (batch, M, N) = act(a (batch, M, K) b (batch, K, N) + bias)
+struct Query {
+  int64_t batch, M, N, K;
+  Type type;
+  Layout a, b;
+  int activation;  // 0 none, 1 relu, 2 gelu, 3 gelu_tanh, 4 silu
+  Precision precision;
+  int capability;  // 90 for 9.0
+  int processors;  // streaming multiprocessors
+  bool hopper;     // this build has code for sm_90a
+};
+
+// A kernel with its configuration: the tile; of tiles beyond whole rounds of all processors, whether they are spread over
+// all of them along K; blocks that share the K of one tile; and which operands are copied into rows that TMA can read.
+struct Choice {
+  Kernel kernel = Kernel::tiled;
+  int config = 0;
+  int spread = 0;
+  int slices = 1;
+  int tile = 0;  // elements
+  bool pack_a = false, pack_b = false;
+  double microseconds = 0;  // by the model
+};
+
+struct Rejected {
+  Kernel kernel;
+  std::string reason;
+};
+
+struct Trace {
+  std::string reason;         // of the choice
+  std::string configuration;  // in words
+  std::vector<Rejected> rejected;
+};
+
+// `forced` is a kernel's name, or null. Throws std::runtime_error where it is unknown or cannot compute this product.
+// The trace costs host time; without it nothing is allocated.
+Choice choose(const Query& query, const char* forced, Trace* trace);
+
+}  // namespace zoo

@@ -1,0 +1,40 @@
+// A product of two matrices by the kernel that was chosen for it.
+#pragma once
+
+#include "../checks.h"
+#include "kernels.h"
+
+namespace zoo::cuda {
+
+// Makes the tensor's device current and knows its current stream.
+struct Launch {
+  explicit Launch(const Tensor& t) : device(t.get_device_index()), guard(device) {
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
+  }
+  int32_t device;
+  torch::stable::accelerator::DeviceGuard guard;
+  void* stream = nullptr;
+};
+
+Type type_of(const Tensor& t);
+
+// `product` as it would be for the tiled kernel; `like` gives dtype and device of what is needed on the way.
+void run_product(const Product& product, const Tensor& like, const Launch& launch);
+
+void cublas_product(const Product& product, const Tensor& like, const Launch& launch);
+
+// dY' = grad act'(saved) (M, N), and of it what is asked for: dX = dY' weight (M, K), dW = dY'^T input (N, K), db (N).
+struct Backward {
+  int64_t M, N, K;
+  Matrix grad, saved, input, weight;
+  Act act;
+  void* input_grad;
+  void* weight_grad;
+  void* bias_grad;  // each null where it is not asked for
+};
+
+// On Hopper: dY' and db in one pass, float32's dY' only as the planes that both products read. False, and nothing done,
+// where another way is better or the only one.
+bool run_backward(const Backward& backward, const Tensor& like, const Launch& launch);
+
+}  // namespace zoo::cuda

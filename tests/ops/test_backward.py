@@ -1,0 +1,100 @@
+"""linear_backward, the three gradients in one operator: against the operators of each, and what it refuses."""
+
+import itertools
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from zoo import ops
+
+BACKWARD = torch.ops.zoo.linear_backward
+NEEDS = list(itertools.product((False, True), repeat=3))
+
+
+def saved_for(activation, x, w, b):
+    y, z = torch.ops.zoo.linear_activation(x, w, b, activation, True)
+    return y if activation == "relu" else z
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "gelu_tanh", "silu"])
+@pytest.mark.parametrize(
+    "sizes", [((5,), 4, 3), ((2, 24), 40, 16), ((200,), 72, 136), ((), 8, 8), ((0,), 4, 8)], ids=str
+)
+def test_equals_the_gradients_one_by_one(device, dtype, activation, sizes):
+    leading, k, n = sizes
+    x, w, b = (torch.randn(*s, device=device).to(dtype) for s in ((*leading, k), (n, k), (n,)))
+    grad = torch.randn(*leading, n, device=device).to(dtype)
+    saved = None if activation == "none" else saved_for(activation, x, w, b)
+    g = grad.double()
+    if saved is not None:
+        g = ops.activation_grad(g, saved.double(), activation)
+    want = (
+        ops.linear_input_grad(g, w.double()),
+        ops.linear_weight_grad(g, x.double()),
+        ops.linear_bias_grad(g),
+    )
+    tolerance = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}[dtype]
+    scale = max(1, sum(leading)) ** 0.5
+    for needs in NEEDS:
+        got = BACKWARD(grad, saved, x if needs[1] else None, w if needs[0] else None, activation, *needs)
+        for mine, wanted, need in zip(got, want, needs, strict=True):
+            assert mine.dtype == dtype
+            if need:
+                torch.testing.assert_close(mine.double(), wanted, rtol=tolerance, atol=tolerance * scale)
+            else:
+                assert mine.numel() == 0
+
+
+@pytest.mark.parametrize("grad", ["expanded", "transposed", "sliced"])
+def test_strides_of_the_gradient(device, grad):
+    x, w = torch.randn(48, 32, device=device), torch.randn(16, 32, device=device)
+    g = {
+        "expanded": lambda: torch.randn(1, device=device).expand(48, 16),
+        "transposed": lambda: torch.randn(16, 48, device=device).t(),
+        "sliced": lambda: torch.randn(48, 40, device=device)[:, 8:24],
+    }[grad]()
+    for mine, want in zip(BACKWARD(g, None, x, w, "none", True, True, True), (g @ w, g.t() @ x, g.sum(0)), strict=True):
+        torch.testing.assert_close(mine, want, rtol=1e-5, atol=1e-4)
+
+
+def test_a_derivative_of_it(device):
+    g, x, w = (
+        torch.randn(*s, device=device, dtype=torch.float64, requires_grad=True) for s in ((5, 3), (5, 4), (3, 4))
+    )
+    z = torch.randn(5, 3, device=device, dtype=torch.float64, requires_grad=True)
+
+    def run(activation, g, z, x, w):
+        return BACKWARD(g, z, x, w, activation, True, True, True)
+
+    for activation in ("none", "gelu"):
+        assert torch.autograd.gradcheck(partial(run, activation), (g, z, x, w))
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (((5, 3), None, (5, 4), (3, 4), "gelu", True, True, True), "saved must be given with an activation"),
+        (((5, 3), None, (5, 4), None, "none", True, True, True), "weight must be given for the input's gradient"),
+        (((5, 3), None, None, (3, 4), "none", True, True, True), "input must be given for the weight's gradient"),
+        (((5, 3), (5, 4), (5, 4), (3, 4), "gelu", True, True, True), r"shape of saved \(5, 4\), got \(5, 3\)"),
+        (((5, 3), None, (6, 4), (3, 4), "none", True, True, True), "same leading sizes"),
+        (((5, 3), None, (5, 4), (2, 4), "none", True, True, True), "weight's out_features"),
+        (((5, 3), None, (5, 4), (3, 4), "elu", True, True, True), "unknown activation 'elu'"),
+    ],
+)
+def test_refusals_are_the_same_for_data_and_fakes(device, args, words):
+    for where in (device, "meta"):
+        tensors = [torch.randn(*a, device=where) if isinstance(a, tuple) else a for a in args]
+        with pytest.raises(RuntimeError, match=words):
+            BACKWARD(*tensors)
+
+
+def test_backward_of_a_layer_gives_what_torch_gives(device):
+    x, w, b = (torch.randn(*s, device=device, requires_grad=True) for s in ((64, 40), (24, 40), (24,)))
+    g = torch.randn(64, 24, device=device)
+    want = torch.autograd.grad(F.gelu(F.linear(x, w, b)), (x, w, b), g)
+    got = torch.autograd.grad(ops.linear(x, w, b, activation="gelu"), (x, w, b), g)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)

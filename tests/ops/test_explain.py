@@ -1,0 +1,152 @@
+"""Which kernel runs a product: the choice as a pure function, asked on the CPU for a GPU that need not be there."""
+
+import itertools
+
+import pytest
+import torch
+
+import zoo._C as core
+from zoo import ops
+from zoo.ops._library import CUDA_KERNELS
+
+H200, A100 = (90, 132), (80, 108)
+VIT = {"qkv": (12608, 768, 2304), "fc1": (12608, 768, 3072), "fc2": (12608, 3072, 768), "proj": (12608, 768, 768)}
+
+
+def meta(*shape, dtype=torch.float32):
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def choice(shape, dtype=torch.float32, activation=None, gpu=H200):
+    m, k, n = shape
+    return ops.explain(meta(m, k, dtype=dtype), meta(n, k, dtype=dtype), activation=activation, gpu=gpu)
+
+
+def query(**changes):
+    """choose's arguments for a float32 product of 4096^3 on an H200."""
+    given = {
+        "batch": 1,
+        "M": 4096,
+        "N": 4096,
+        "K": 4096,
+        "dtype": "float32",
+        "a": (4096, 1, True),
+        "b": (4096, 1, True),
+    }
+    given |= {"activation": "none", "precision": "highest", "capability": 90, "processors": 132, "hopper": True}
+    return core.choose(*(given | {"forced": None} | changes).values())
+
+
+def test_on_the_device_of_the_tensors(device):
+    x, w, b = torch.randn(2, 4, device=device), torch.randn(3, 4, device=device), torch.randn(3, device=device)
+    found = ops.explain(x, w, b, activation="gelu")
+    assert found.kernel in ({"aten"} if device == "cpu" else set(CUDA_KERNELS))
+    assert found.rejected and found.kernel not in {r.kernel for r in found.rejected}
+    assert found.kernel in str(found) and all(r.reason in str(found) for r in found.rejected)
+    with pytest.raises(RuntimeError, match="in_features"):
+        ops.explain(x, w.T)
+    with pytest.raises(RuntimeError, match="one device"):
+        ops.explain(x, w.to("meta"))
+    with pytest.raises(ValueError, match="unknown activation"):
+        ops.explain(x, w, activation="tanh")
+    assert ops.explain(x.to("meta"), w.to("meta")).kernel == "none"
+
+
+@pytest.mark.parametrize("name", VIT)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_large_products_on_hopper_use_its_tensor_cores(name, dtype):
+    found = choice(VIT[name], dtype)
+    assert found.kernel == ("split6" if dtype == torch.float32 else "wgmma")
+    assert {r.kernel for r in found.rejected} == {"aten", *CUDA_KERNELS} - {found.kernel}
+    assert all(r.reason for r in found.rejected) and "tiles" in found.configuration
+
+
+def test_float32_precision_is_followed():
+    before = torch.get_float32_matmul_precision()
+    try:
+        kernels = {}
+        for precision in ("highest", "high", "medium"):
+            torch.set_float32_matmul_precision(precision)
+            kernels[precision] = choice(VIT["fc1"]).kernel
+            assert choice(VIT["fc1"], torch.bfloat16).kernel == "wgmma"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert kernels == {"highest": "split6", "high": "split3", "medium": "split3"}
+
+
+def test_few_tiles_share_k_and_few_rows_read_the_weight_once():
+    head = choice((64, 2048, 1000))
+    assert head.kernel == "small" and "8 blocks a tile" in head.configuration
+    assert choice((1, 4096, 4096)).kernel == choice((1, 2048, 1000)).kernel == "gemv"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_other_chips_and_float64_use_cublas(dtype):
+    assert choice(VIT["fc1"], dtype, "gelu", gpu=A100).kernel == "cublas"
+    assert choice(VIT["fc1"], torch.float64, gpu=H200).kernel == "cublas"
+    assert all("9.0" in r.reason or r.kernel not in ("wgmma", "split6") for r in choice(VIT["fc1"], gpu=A100).rejected)
+
+
+def test_a_build_without_code_for_hopper_says_so():
+    kernel, *_, rejected = query(hopper=False)
+    assert kernel == "cublas" and dict(rejected)["split6"] == "this build has no code for sm_90a"
+
+
+def test_layouts():
+    def configuration(**changes):
+        return query(dtype="bfloat16", **changes)[:2]
+
+    assert configuration()[0] == "wgmma" and "copied" not in configuration()[1]
+    assert "a copied first" in configuration(a=(4096, 1, False))[1]  # not aligned
+    assert "b copied first" in configuration(b=(4099, 1, True))[1]  # rows not of 16 bytes
+    assert "a copied first" in configuration(a=(0, 1, True))[1]  # expanded rows overlap
+    assert "a copied first" in configuration(a=(-4096, 1, True))[1]
+    assert "both operands copied" in configuration(a=(8192, 2, True), b=(8192, 2, True))[1]
+    assert "copied" not in configuration(b=(1, 4096, True))[1]  # the input's gradient
+    assert "copied" not in configuration(a=(1, 4096, True), b=(1, 4096, True))[1]  # the weight's
+    assert "a copied first" in configuration(a=(1, 4096, True))[1]  # no kernel has this pair
+    # float32 is copied into planes anyway, where rows may lie as they like
+    assert "copied" not in query(a=(4099, 1, False), b=(0, 1, True))[1]
+    assert "copied" in query(a=(8192, 2, True))[1]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_every_product_has_a_kernel(dtype):
+    sizes = (0, 1, 7, 64, 1000, 100_000, 2**31)
+    layouts = ((1000, 1, True), (1, 1000, True), (0, 0, False), (-3, 2, False))
+    for m, n, k in itertools.product(sizes, repeat=3):
+        for a, b in itertools.product(layouts, repeat=2):
+            for batch in (0, 1, 5):
+                args = {"batch": batch, "M": m, "N": n, "K": k, "dtype": dtype, "a": a, "b": b}
+                kernel, words, reason, time, rejected = query(**args)
+                assert time > 0 and words and reason
+                assert {kernel, *(r[0] for r in rejected)} == set(CUDA_KERNELS)
+                if 0 in (m, n, k, batch):
+                    assert kernel == "tiled"
+                if max(m, n, k) == 2**31:
+                    assert kernel in ("tiled", "gemv", "cublas")
+
+
+def test_forced(monkeypatch):
+    monkeypatch.setenv("ZOO_LINEAR_KERNEL", "tiled")
+    found = choice(VIT["fc1"])
+    assert found.kernel == "tiled" and "ZOO_LINEAR_KERNEL" in found.reason
+    for kernel, why in (("wgmma", "multiplies 2-byte types"), ("gemv", "up to 8 rows"), ("split3", "less accurate")):
+        monkeypatch.setenv("ZOO_LINEAR_KERNEL", kernel)
+        with pytest.raises(
+            RuntimeError, match=f"ZOO_LINEAR_KERNEL={kernel} cannot compute this product: .*{why}.*unset"
+        ):
+            choice(VIT["fc1"])
+    monkeypatch.setenv("ZOO_LINEAR_KERNEL", "fast")
+    with pytest.raises(RuntimeError, match="'fast'; expected tiled, gemv, cublas, small, wgmma, split3 or split6"):
+        choice(VIT["fc1"])
+    monkeypatch.setenv("ZOO_LINEAR_KERNEL", "")
+    assert choice(VIT["fc1"]).kernel == "split6"
+
+
+def test_choose_refuses_what_it_does_not_know():
+    for name, word in (("dtype", "int8"), ("activation", "tanh"), ("precision", "low")):
+        with pytest.raises(ValueError, match=f"unknown {name} '{word}'"):
+            query(**{name: word})
+    with pytest.raises(ValueError, match="negative"):
+        query(M=-1)

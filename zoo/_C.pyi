@@ -1,0 +1,39 @@
+"""zoo's core library, seen from Python; importing it registers the operators under torch.ops.zoo."""
+
+_Layout = tuple[int, int, bool]
+
+def choose(
+    batch: int,
+    M: int,
+    N: int,
+    K: int,
+    dtype: str,
+    a: _Layout,
+    b: _Layout,
+    activation: str,
+    precision: str,
+    capability: int,
+    processors: int,
+    hopper: bool,
+    forced: str | None,
+    /,
+) -> tuple[str, str, str, float, tuple[tuple[str, str], ...]]:
+    """The CUDA kernel for y (batch, M, N) = act(a (batch, M, K) b (batch, K, N) + bias), as csrc/choice.h has it.
+
+    Args:
+        dtype: "float64", "float32", "float16" or "bfloat16".
+        a, b: (elements between rows of y, for b columns; elements between steps of K; whether 16-byte aligned).
+        activation: "none", "relu", "gelu", "gelu_tanh" or "silu".
+        precision: as torch.get_float32_matmul_precision().
+        capability: the chip's compute capability, 90 for 9.0.
+        processors: its streaming multiprocessors.
+        hopper: whether the build has code for sm_90a.
+        forced: a kernel's name, or None.
+
+    Returns:
+        kernel, configuration in words, reason, the model's microseconds, and (kernel, reason) of each other one.
+
+    Raises:
+        RuntimeError: the forced kernel is unknown or cannot compute this.
+        ValueError: an unknown name, or a negative size.
+    """
