@@ -63,6 +63,40 @@ bool tma_reads(const Layout& x, int64_t rows, int64_t K, Type type) {
   return (x.k_major() || x.mn_major()) && x.aligned && step >= length && step * bytes_of(type) % 16 == 0;
 }
 
+// "wgmma", or with the tile shape's number and whether tiles are spread, "wgmma:2" and "wgmma:2:1".
+struct Forced {
+  const Kernel* kernel = nullptr;
+  int config = -1, spread = -1;
+};
+
+Forced parse(const char* text) {
+  Forced forced;
+  if (!text || !*text) return forced;
+  const char* end = std::strchr(text, ':');
+  const size_t length = end ? static_cast<size_t>(end - text) : std::strlen(text);
+  for (const Kernel& k : kAll) {
+    if (std::strlen(name_of(k)) == length && std::strncmp(name_of(k), text, length) == 0) forced.kernel = &k;
+  }
+  int read = 0;
+  bool known = forced.kernel != nullptr;
+  if (known && end) {
+    known = std::sscanf(end, ":%d%n", &forced.config, &read) == 1;
+    if (known && end[read] == ':') {
+      int more = 0;
+      known = std::sscanf(end + read, ":%d%n", &forced.spread, &more) == 1 && (forced.spread == 0 || forced.spread == 1);
+      read += more;
+    }
+    known = known && end[read] == 0;
+  }
+  if (!known) {
+    throw std::runtime_error(
+        std::string("zoo: ZOO_LINEAR_KERNEL is '") + text +
+        "'; expected tiled, gemv, cublas, small, wgmma, split3 or split6 (wgmma:2 its tile shape 2, wgmma:2:1 spread), or "
+        "leave it unset");
+  }
+  return forced;
+}
+
 struct Candidate {
   Choice choice;
   const char* why_not = nullptr;  // it cannot
@@ -148,7 +182,7 @@ Candidate small(const Query& q) {
   return c;
 }
 
-Candidate by_tiles(const Query& q, Kernel kernel) {
+Candidate by_tiles(const Query& q, Kernel kernel, const Forced& forced) {
   Candidate c;
   c.choice.kernel = kernel;
   const bool f32 = kernel != Kernel::wgmma;
@@ -161,8 +195,10 @@ Candidate by_tiles(const Query& q, Kernel kernel) {
   const int products = kernel == Kernel::split6 ? 6 : kernel == Kernel::split3 ? 3 : 1;
   bool first = true;
   auto consider = [&](const Shape& s) {
+    if (forced.config >= 0 && forced.config != s.config) return;
     int spread = 0;
     const double time = tiles_time(q, s, products, &spread);
+    if (forced.spread >= 0) spread = forced.spread;
     if (!first && time >= c.choice.microseconds) return;
     first = false;
     c.choice.config = s.config;
@@ -181,6 +217,10 @@ Candidate by_tiles(const Query& q, Kernel kernel) {
       consider(s);
     }
   }
+  if (first) {
+    c.why_not = "it has no such tile shape for this type";
+    return c;
+  }
   c.choice.microseconds += kLaunch;
   const double a = static_cast<double>(q.M) * q.K, b = static_cast<double>(q.N) * q.K;
   if (f32) {
@@ -198,13 +238,13 @@ Candidate by_tiles(const Query& q, Kernel kernel) {
   return c;
 }
 
-Candidate candidate(const Query& q, Kernel kernel) {
+Candidate candidate(const Query& q, Kernel kernel, const Forced& forced = {}) {
   switch (kernel) {
     case Kernel::tiled: return tiled(q);
     case Kernel::gemv: return gemv(q);
     case Kernel::cublas: return cublas(q);
     case Kernel::small: return small(q);
-    default: return by_tiles(q, kernel);
+    default: return by_tiles(q, kernel, forced);
   }
 }
 
@@ -249,22 +289,13 @@ const char* name_of(Kernel kernel) {
 }
 
 Choice choose(const Query& q, const char* forced, Trace* trace) {
-  const Kernel* only = nullptr;
-  if (forced && *forced) {
-    for (const Kernel& k : kAll) {
-      if (std::strcmp(name_of(k), forced) == 0) only = &k;
-    }
-    if (!only) {
-      throw std::runtime_error(
-          std::string("zoo: ZOO_LINEAR_KERNEL is '") + forced +
-          "'; expected tiled, gemv, cublas, small, wgmma, split3 or split6, or leave it unset");
-    }
-  }
+  const Forced wanted = parse(forced);
+  const Kernel* only = wanted.kernel;
   Choice best;
   bool found = false;
   for (const Kernel kernel : kAll) {
     if (only && kernel != *only) continue;
-    const Candidate c = candidate(q, kernel);
+    const Candidate c = candidate(q, kernel, wanted);
     if (c.why_not) {
       if (only) {
         throw std::runtime_error(

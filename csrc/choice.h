@@ -65,7 +65,7 @@ struct Trace {
   std::vector<Rejected> rejected;
 };
 
-// `forced` is a kernel's name, or null. Throws std::runtime_error where it is unknown or cannot compute this product.
+// `forced` is a kernel's name, with ":shape" and ":shape:spread" where its tiles are to be forced too, or null. Throws std::runtime_error where it is unknown or cannot compute this product.
 // The trace costs host time; without it nothing is allocated.
 Choice choose(const Query& query, const char* forced, Trace* trace);
 

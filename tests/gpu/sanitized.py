@@ -1,9 +1,31 @@
 """Every operator on ragged shapes and strides, for compute-sanitizer: short, and without torch's own kernels where
 they are not needed."""
 
+import os
+
 import torch
 
 from zoo import ops
+
+HOPPER = {
+    torch.float32: ["split6:0:0", "split6:1:1", "split6:3:1", "split6:6:0", "small", "gemv"],
+    torch.float16: ["wgmma:0:1", "wgmma:1:0", "small"],
+    torch.bfloat16: ["wgmma:0:0", "wgmma:1:1", "wgmma:2:0", "wgmma:4:1", "wgmma:5:0", "small", "gemv"],
+}
+
+
+def hopper():
+    """Each of the wgmma kernels on tiles that are cut off, more tiles than one, and the fused backward."""
+    for dtype, kernels in HOPPER.items():
+        for kernel in kernels:
+            os.environ["ZOO_LINEAR_KERNEL"] = kernel
+            m, k, n = (8, 192, 40) if kernel == "gemv" else (200, 200, 328)
+            x, w, b = (torch.randn(*s).to("cuda", dtype) for s in ((m, k), (n, k), (n,)))
+            y, z = torch.ops.zoo.linear_activation(x, w, b, "gelu", True)
+            if kernel != "gemv":
+                torch.ops.zoo.linear_backward(y, z, x, w, "gelu", True, True, True)
+                ops.linear(x[:, :129], w[:, :129], b)  # rows that TMA cannot read
+    del os.environ["ZOO_LINEAR_KERNEL"]
 
 
 def main():
@@ -20,6 +42,8 @@ def main():
             ops.linear_bias_grad(wide[:1].expand(m, n))
             ops.activation_grad(y, y, "gelu")
             ops.matmul(x, w.T)
+    if torch.cuda.get_device_capability() == (9, 0):
+        hopper()
     torch.cuda.synchronize()
     print("done")
 

@@ -137,9 +137,19 @@ def test_forced(monkeypatch):
             RuntimeError, match=f"ZOO_LINEAR_KERNEL={kernel} cannot compute this product: .*{why}.*unset"
         ):
             choice(VIT["fc1"])
-    monkeypatch.setenv("ZOO_LINEAR_KERNEL", "fast")
-    with pytest.raises(RuntimeError, match="'fast'; expected tiled, gemv, cublas, small, wgmma, split3 or split6"):
-        choice(VIT["fc1"])
+    for wrong in ("fast", "wgmma:", "wgmma:x", "wgmma:1:2", "wgmma:1:1:1", "split"):
+        monkeypatch.setenv("ZOO_LINEAR_KERNEL", wrong)
+        with pytest.raises(
+            RuntimeError, match=f"'{wrong}'; expected tiled, gemv, cublas, small, wgmma, split3 or split6"
+        ):
+            choice(VIT["fc1"])
+    monkeypatch.setenv("ZOO_LINEAR_KERNEL", "split6:6:1")
+    assert choice(VIT["fc1"]).configuration == "192x128 tiles, the last round spread along K"
+    monkeypatch.setenv("ZOO_LINEAR_KERNEL", "wgmma:2:0")
+    assert choice(VIT["fc1"], torch.bfloat16).configuration == "128x256 tiles"
+    monkeypatch.setenv("ZOO_LINEAR_KERNEL", "wgmma:3")
+    with pytest.raises(RuntimeError, match="no such tile shape"):
+        choice(VIT["fc1"], torch.bfloat16)
     monkeypatch.setenv("ZOO_LINEAR_KERNEL", "")
     assert choice(VIT["fc1"]).kernel == "split6"
 

@@ -1,0 +1,202 @@
+"""Each CUDA kernel, forced, against float64: shapes, layouts, types, activations, what is not finite, repeated runs.
+
+Errors are relative in the Frobenius norm; the elements are held to a multiple of it, so that one wrong tile shows.
+"""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from zoo import ops
+from zoo.ops import _library
+
+CUDA = torch.device("cuda")
+ACTIVATIONS = {
+    "none": lambda t: t,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda t: F.gelu(t, approximate="tanh"),
+    "silu": F.silu,
+}
+LIMITS = {torch.float64: 1e-14, torch.float32: 2.5e-7, torch.float16: 6e-4, torch.bfloat16: 4e-3}
+BF16 = [f"wgmma:{config}:{spread}" for config in (0, 1, 2, 4, 5) for spread in (0, 1)]
+F16 = [f"wgmma:{config}:{spread}" for config in (0, 1) for spread in (0, 1)]
+SPLIT = [f"split6:{config}:{spread}" for config in (0, 1, 3, 6) for spread in (0, 1)]
+FORCED = [
+    *((kernel, torch.bfloat16) for kernel in [*BF16, "small", "cublas"]),
+    *((kernel, torch.float16) for kernel in [*F16, "small", "cublas"]),
+    *((kernel, torch.float32) for kernel in [*SPLIT, "small", "cublas"]),
+    ("cublas", torch.float64),
+]
+SHAPES = [
+    (200, 784, 1000),
+    (1000, 96, 200),
+    (520, 776, 1000),
+    (130, 129, 33),
+    (1600, 1000, 3000),
+    (64, 256, 10),
+    (1, 72, 8),
+]
+NEEDS_HOPPER = ("wgmma", "small", "split3", "split6")
+
+
+@pytest.fixture
+def force(monkeypatch):
+    def force(kernel):
+        if kernel.startswith(NEEDS_HOPPER) and torch.cuda.get_device_capability() != (9, 0):
+            pytest.skip("needs compute capability 9.0")
+        monkeypatch.setenv("ZOO_LINEAR_KERNEL", kernel)
+
+    return force
+
+
+def normal(*sizes, dtype=torch.float32, scale=1.0):
+    return (torch.randn(*sizes, device=CUDA) * scale).to(dtype)
+
+
+def check(got, want, limit, what):
+    """`got` beside `want`, its float64 value."""
+    assert got.shape == want.shape, what
+    difference = (got.double() - want).abs()
+    norm = want.norm()
+    error = float(difference.norm() / norm)
+    assert error <= limit, f"{what}: error {error:.2g} over {limit:.2g}"
+    typical = norm / math.sqrt(want.numel())
+    worst = float((difference / torch.maximum(want.abs(), typical)).max())
+    assert worst <= 40 * limit, f"{what}: one element is off by {worst:.2g}"
+
+
+@pytest.mark.parametrize(("kernel", "dtype"), FORCED, ids=str)
+def test_forward_and_gradients(force, kernel, dtype):
+    force(kernel)
+    limit = LIMITS[dtype]
+    names = list(ACTIVATIONS)
+    for number, (m, k, n) in enumerate(SHAPES):
+        x, w, b = normal(m, k, dtype=dtype), normal(n, k, dtype=dtype, scale=k**-0.5), normal(n, dtype=dtype)
+        g = normal(m, n, dtype=dtype)
+        activation = names[number % len(names)]
+        what = f"{kernel} {dtype} {(m, k, n)} {activation}"
+        z = F.linear(x.double(), w.double(), b.double())
+        y, saved = torch.ops.zoo.linear_activation(x, w, b, activation, True)
+        check(y, ACTIVATIONS[activation](z), limit, what)
+        if saved.numel():
+            check(saved, z, limit, f"{what}: before the activation")
+        check(ops.linear(x, w), z - b.double(), limit, f"{what}: without bias")
+        check(ops.linear_input_grad(g, w), g.double() @ w.double(), limit, f"{what}: dX")
+        check(ops.linear_weight_grad(g, x), g.double().t() @ x.double(), limit, f"{what}: dW")
+        again = torch.ops.zoo.linear_activation(x, w, b, activation, True)
+        assert torch.equal(again[0], y) and torch.equal(again[1], saved), f"{what}: another run gives other bits"
+        assert torch.equal(ops.linear_weight_grad(g, x), ops.linear_weight_grad(g, x)), f"{what}: dW differs"
+
+
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_gemv(force, dtype, activation):
+    force("gemv")
+    for m, k, n in ((1, 4096, 1000), (2, 64, 7), (3, 200, 33), (5, 776, 10), (8, 1024, 300)):
+        x, w, b = normal(m, k, dtype=dtype), normal(n, k, dtype=dtype, scale=k**-0.5), normal(n, dtype=dtype)
+        z = F.linear(x.double(), w.double(), b.double())
+        y, saved = torch.ops.zoo.linear_activation(x, w, b, activation, True)
+        check(y, ACTIVATIONS[activation](z), LIMITS[dtype], f"gemv {(m, k, n)}")
+        if saved.numel():
+            check(saved, z, LIMITS[dtype], f"gemv {(m, k, n)} before")
+        check(ops.linear(x, w), z - b.double(), LIMITS[dtype], f"gemv {(m, k, n)} without bias")
+
+
+@pytest.mark.parametrize("kernel", ["split6", "split6:3:1", "wgmma", "wgmma:4:1", "small"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_backward_in_one(force, kernel, activation):
+    """linear_backward against float64; rows of whole 16 bytes take the fused pass, the others the operators."""
+    force(kernel)
+    dtype = torch.bfloat16 if kernel.startswith("wgmma") else torch.float32
+    limit = 2.5 * LIMITS[dtype]
+    for m, k, n in ((520, 776, 1000), (300, 100, 64), (1600, 1000, 304), (130, 40, 33)):
+        x, w, g = normal(m, k, dtype=dtype), normal(n, k, dtype=dtype, scale=k**-0.5), normal(m, n, dtype=dtype)
+        _, z = torch.ops.zoo.linear_activation(x, w, normal(n, dtype=dtype), activation, True)
+        saved = normal(m, n, dtype=dtype).relu() if activation == "relu" else z if z.numel() else None
+        exact = g.double()
+        if activation == "relu":
+            exact = exact * (saved > 0)
+        elif activation != "none":
+            leaf = saved.double().requires_grad_()
+            (exact,) = torch.autograd.grad(ACTIVATIONS[activation](leaf), leaf, exact)
+        got = torch.ops.zoo.linear_backward(g, saved, x, w, activation, True, True, True)
+        want = (exact @ w.double(), exact.t() @ x.double(), exact.sum(0))
+        for name, mine, wanted in zip(("dX", "dW", "db"), got, want, strict=True):
+            check(mine, wanted, limit, f"{kernel} {activation} {(m, k, n)} {name}")
+        again = torch.ops.zoo.linear_backward(g, saved, x, w, activation, True, True, True)
+        assert all(torch.equal(a, b) for a, b in zip(got, again, strict=True))
+        alone = torch.ops.zoo.linear_backward(g, saved, None, None, activation, False, False, True)[2]
+        check(alone, want[2], limit, f"{kernel} {activation} {(m, k, n)} db alone")
+
+
+@pytest.mark.parametrize("kernel", ["split6", "split6:0:1", "small", "gemv", "cublas"])
+def test_what_is_not_finite_stays(force, monkeypatch, kernel):
+    m, k, n = (8, 512, 304) if kernel == "gemv" else (300, 512, 304)
+    x, w, g = normal(m, k), normal(n, k), normal(m, n)
+    x[0, 5], x[1, 7], x[2, 9], x[3, 100] = math.inf, -math.inf, math.nan, 3e38
+    w[4, 5], w[5, 0], g[6, 3] = 0.0, math.inf, math.inf
+    w[:, 100] = 0.5
+    z = normal(m, n)
+    monkeypatch.setenv("ZOO_LINEAR_KERNEL", "tiled")
+    want = [ops.linear(x, w), *torch.ops.zoo.linear_backward(g, z, x, w, "gelu", True, True, True)]
+    force(kernel)
+    if kernel == "gemv":
+        got = [ops.linear(x, w)]
+    else:
+        got = [ops.linear(x, w), *torch.ops.zoo.linear_backward(g, z, x, w, "gelu", True, True, True)]
+    for mine, wanted in zip(got, want, strict=False):
+        assert torch.equal(mine.isnan(), wanted.isnan())
+        assert torch.equal(mine.isinf(), wanted.isinf())
+        assert torch.equal(mine[mine.isinf()] > 0, wanted[wanted.isinf()] > 0)
+        finite = wanted.isfinite()
+        torch.testing.assert_close(mine[finite], wanted[finite], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("scale", [1e15, 1e-15])
+def test_split_keeps_its_accuracy_at_any_magnitude(force, scale):
+    force("split6")
+    x, w = normal(300, 768, scale=scale), normal(384, 768)
+    check(ops.linear(x, w), F.linear(x.double(), w.double()), 2.5e-7, f"scale {scale}")
+
+
+def test_float32_is_as_accurate_as_float32(force):
+    """On data where sums cancel and on data where they do not: at most cuBLAS's error, or what rounding alone makes."""
+    force("split6")
+    for make in (torch.randn, torch.rand):
+        x, w = make(1024, 4096, device=CUDA), make(1024, 4096, device=CUDA)
+        exact = F.linear(x.double(), w.double())
+        mine, theirs = (float((y.double() - exact).norm() / exact.norm()) for y in (ops.linear(x, w), F.linear(x, w)))
+        print(f"{make.__name__}: zoo {mine:.3g}, torch {theirs:.3g}")
+        assert mine <= max(theirs, 2e-7)
+
+
+def test_high_precision_is_better_than_tf32():
+    x, w = normal(1024, 1024), normal(1024, 1024)
+    exact = F.linear(x.double(), w.double())
+    torch.set_float32_matmul_precision("high")
+    mine, theirs = (float((y.double() - exact).norm() / exact.norm()) for y in (ops.linear(x, w), F.linear(x, w)))
+    print(f"zoo {mine:.3g}, tf32 {theirs:.3g}")
+    if torch.cuda.get_device_capability() == (9, 0):
+        assert ops.explain(x, w).kernel == "split3"
+        assert 2e-7 < mine < theirs / 10
+
+
+def test_what_is_chosen_runs():
+    """explain tells the truth: the chosen kernel is the one in the profile."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs compute capability 9.0")
+    x, w = normal(1024, 768), normal(768, 768)
+    names = {"split6": "gemm_kernel", "wgmma": "gemm_kernel", "small": "small_kernel", "gemv": "gemv_kernel"}
+    for a, b in ((x, w), (x.bfloat16(), w.bfloat16()), (x[:64], w), (x[:1], w)):
+        kernel = ops.explain(a, b).kernel
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            ops.linear(a, b)
+            torch.cuda.synchronize()
+        assert any(names[kernel] in event.key for event in profile.key_averages()), kernel
+
+
+def test_kernels_are_those_of_the_library():
+    assert set(NEEDS_HOPPER) < set(_library.CUDA_KERNELS)
