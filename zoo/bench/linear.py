@@ -151,9 +151,10 @@ def _measure(
     case = m.case
     blank = LinearRow(case.name, case.M, case.K, case.N, m.dtype, m.precision, case.activation, m.pass_, "", "")
     with float32_precision(m.precision), torch.set_grad_enabled(m.backward):
-        # what was compiled before for other shapes would count towards the limit of recompilations
-        torch._dynamo.reset()
-        gc.collect()
+        if "compiled" in peers:  # what was compiled before for other shapes counts towards the limit of recompilations
+            torch._dynamo.reset()
+        if device.type == "cuda":  # a graph of the last measurement may hold gigabytes
+            gc.collect()
         try:
             return _Race(m, peers, device, seed).rows(blank, machine, repeats)
         except RuntimeError as error:  # out of memory, or a device that has failed

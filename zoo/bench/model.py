@@ -41,6 +41,8 @@ PEERS = ("eager", "compiled")
 
 BLOCKS = 9
 BLOCK_SECONDS = 0.4
+SECONDS = 60.0
+"""That the blocks of one measurement may take, before there are fewer of them."""
 MOST_STEPS = 20
 """In a block."""
 LEARNING_RATE = 1e-3
@@ -225,8 +227,8 @@ def _measure(
 ) -> ModelRow:
     row = ModelRow(m.model, m.mode, m.phase, m.peer, batch, image)
     precision = "high" if m.mode == "tf32" else "highest"
-    # what was compiled before would count towards the limit of recompilations
-    torch._dynamo.reset()
+    if m.peer == "compiled":  # what was compiled before counts towards the limit of recompilations
+        torch._dynamo.reset()
     gc.collect()
     with float32_precision(precision), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
@@ -247,7 +249,7 @@ def _measure(
             slowest = max(trial.block(name) for name in sides) / 1e6
             steps = max(1, min(MOST_STEPS, math.ceil(block_seconds / slowest)))
             clock = WallClock({name: side.step for name, side in sides.items()}, sets=steps, device=device)
-            timing = race(clock, repeats=blocks, seed=seed)
+            timing = race(clock, repeats=blocks, seconds=SECONDS, seed=seed)
         except Exception as error:
             lines = str(error).strip().splitlines() or [""]
             return replace(row, custom_share=share, failure=f"{type(error).__name__}: {lines[0]}")

@@ -53,8 +53,8 @@ def plot(report: LinearReport | ModelReport, path: Path) -> None:
                 [math.log2(row.speedup) for _, row in found],
                 thick,
                 xerr=[
-                    [math.log2(row.speedup / row.speedup_low) for _, row in found],
-                    [math.log2(row.speedup_high / row.speedup) for _, row in found],
+                    [max(0.0, math.log2(row.speedup / row.speedup_low)) for _, row in found],
+                    [max(0.0, math.log2(row.speedup_high / row.speedup)) for _, row in found],
                 ],
                 label=f"over {peer}",
                 color={"eager": "#4c72b0", "compiled": "#dd8452"}[peer],
@@ -66,7 +66,8 @@ def plot(report: LinearReport | ModelReport, path: Path) -> None:
         axis.xaxis.set_major_formatter(lambda value, _: f"{2**value:.2f}x")
         axis.set_title(kind, fontsize=9, loc="left")
         axis.grid(axis="x", linewidth=0.3)
-    axes[0].legend(fontsize=8)
+    if panels:
+        axes[0].legend(fontsize=8)
     figure.suptitle(f"Speed of zoo's Linear in units of torch's, {report.machine.device}", fontsize=10)
     figure.savefig(path, dpi=130)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 from collections.abc import Callable, Iterable, Sequence
@@ -118,9 +119,10 @@ def json_file(path: str) -> Path:
 def _run(work: Callable[..., _R], json: str | None, plot_to: str | None) -> _R:
     file = None if json in (None, "-") else json_file(json)
     picture = None if plot_to is None else plot_file(plot_to)
-    with progress() as bar:
+    with contextlib.ExitStack() as stack:
 
         def track(measurements: Sequence[Any]) -> Iterable[Any]:
+            bar = stack.enter_context(progress())  # not before the arguments are known to be right
             task = bar.add_task("", total=len(measurements))
             for measurement in measurements:
                 bar.update(task, description=str(measurement))
