@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -340,6 +341,23 @@ def test_relu_gradients_do_not_hang_on_rounding() -> None:
         near = F.linear(*operands.arguments()).abs() < 0.01
         assert near.any() and not operands.grad[near].any()
         assert operands.grad.count_nonzero() > 0.9 * operands.grad.numel()
+
+
+def test_host_times_are_of_each_call_and_only_where_they_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "finish", lambda device: None)
+    for pass_, backward in (("forward", False), ("forward+backward", True)):
+        m = bench.Measurement(PLAIN, "float32", "highest", pass_)
+        with torch.set_grad_enabled(backward):
+            race = bench._Race(m, ("eager",), torch.device("cpu"), 0)
+            race.functions["zoo"] = lambda x, w, b: time.sleep(0.001) or F.linear(x, w, b)  # type: ignore[func-returns-value]
+            runs = {name: race._run_with(function) for name, function in race.functions.items()}
+            short = bench.Timing("graph", 2, {"zoo": (5.0, 5.0), "eager": (5.0, 5.0)})
+            assert race._host_times(runs, short) == {}  # the CPU
+            race.device = torch.device("cuda")
+            found = race._host_times(runs, short)
+            assert 1000 < found["zoo"] < 10_000
+            assert 0 < found["eager"] < 1000
+            assert race._host_times(runs, bench.replace(short, samples={"zoo": (5.0,), "eager": (2000.0,)})) == {}
 
 
 def test_shares_of_a_known_device() -> None:

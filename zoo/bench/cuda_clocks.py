@@ -161,5 +161,5 @@ def _clean_up(graph: torch.cuda.CUDAGraph, pool: Any, current: torch.cuda.Stream
     with contextlib.suppress(RuntimeError):
         torch.cuda.synchronize()
     counter = torch.zeros((), device="cuda")
-    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=torch.cuda.Stream()):
         counter += 1

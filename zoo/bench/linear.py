@@ -88,6 +88,8 @@ def bench_linear(
 ) -> LinearReport:
     """Time ``zoo.ops.linear`` beside ``F.linear`` and torch's activation, eager and compiled, and check the results.
 
+    With a compiled peer, what torch.compile keeps in this process is dropped before each measurement.
+
     Args:
         cases: cases, or globs over the names in :data:`zoo.bench.CASES`; None is all of them, or the quick ones.
         dtypes: float32 (or f32), bfloat16 (bf16), float16 (f16), float64 (f64).
