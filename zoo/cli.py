@@ -267,7 +267,7 @@ def bench_model(
 ) -> None:
     """Time models with zoo's Linears beside the same models with torch's, in images a second.
 
-    Fails where the losses of the two part, not where zoo is slower.
+    Fails where outputs or losses of the two part, not where zoo is slower.
     """
 
     def work() -> Report:

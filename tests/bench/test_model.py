@@ -38,9 +38,10 @@ def test_rows_of_the_document() -> None:
         assert row["speedup_low"] <= row["speedup"] <= row["speedup_high"]
         assert (row["custom_share"], row["zoo_peak_bytes"]) == (1.0, None)
         assert row["loss_difference"] == pytest.approx(abs(row["zoo_loss"] / row["peer_loss"] - 1), abs=1e-9)
+        assert 0 <= row["output_difference"] < 1e-2
         assert (row["batch"], row["blocks"]) == (4, 2)
     text = str(report)
-    assert text.splitlines()[-1] == "6 rows, all losses agree"
+    assert text.splitlines()[-1] == "6 rows, all outputs and losses agree"
     assert max(map(len, text.splitlines())) <= 120
 
 
@@ -99,13 +100,13 @@ def test_one_side_is_stock_and_the_other_custom(monkeypatch: pytest.MonkeyPatch)
     assert torch.equal(custom[0].weight, stock[0].weight)
 
 
-@pytest.mark.parametrize("factor", [1.02, math.nan])
+@pytest.mark.parametrize("factor", [1.002, math.nan])
 @pytest.mark.parametrize("phase", ["train", "infer"])
 def test_a_wrong_layer_fails(monkeypatch: pytest.MonkeyPatch, factor: float, phase: str) -> None:
     monkeypatch.setattr(zoo.layers.Linear, "forward", lambda self, x: F.linear(x, self.weight, self.bias) * factor)
     report = run(phases=[phase])
     assert not report.ok
-    assert report.rows[0].failure.startswith("the losses are ")
+    assert report.rows[0].failure.startswith("the logits of the first step differ by ")
     assert "1 of 1 rows FAILED" in str(report)
     json.loads(report.to_json())
 
@@ -114,7 +115,7 @@ def test_a_wrong_gradient_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zoo.layers.Linear, "forward", lambda self, x: F.linear(x, self.weight.detach(), self.bias))
     monkeypatch.setattr(bench, "LEARNING_RATE", 0.1)
     (row,) = run(phases=["train"], block_seconds=0.1).rows
-    assert row.failure.startswith("the losses are ")
+    assert row.failure.startswith("the losses of the last step differ by ")
 
 
 def test_a_side_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,6 +152,14 @@ def test_what_cannot_be_is_refused() -> None:
         run("mlp", "resnet19")
     with pytest.raises(ValueError, match=r"timm/vit_tiny_patch16_224 does not take images of shape \(2, 3, 32, 32\)"):
         run("timm/vit_tiny_patch16_224", image=32, batch=2)
+
+
+def test_difference() -> None:
+    a, zero = torch.tensor([3.0, 4.0]), torch.zeros(2)
+    assert bench._difference(a * 1.01, a) == pytest.approx(0.01)
+    assert bench._difference(zero, zero) == 0.0  # a head that begins as zeros
+    assert math.isnan(bench._difference(a * math.nan, a))
+    assert bench._difference(a, zero) == math.inf
 
 
 def test_default_models_exist() -> None:

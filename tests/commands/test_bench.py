@@ -88,7 +88,7 @@ def test_model_takes_its_arguments(tmp_path: Path) -> None:
         *("model", "mlp", "--mode", "fp32", "--phase", "infer", "--peer", "eager"), "--batch", "3", "--json", str(file)
     )
     assert result.exit_code == 0, result.output
-    assert "1 rows, all losses agree" in result.stdout
+    assert "1 rows, all outputs and losses agree" in result.stdout
     data = json.loads(file.read_text(encoding="utf-8"))
     assert data["command"] == (
         "zoo bench model mlp --mode fp32 --phase infer --peer eager --batch 3 --image 224 --device cpu --seed 0"

@@ -49,6 +49,8 @@ LEARNING_RATE = 1e-3
 BATCHES = 2
 FEW = 2
 """Images that the probes are made on."""
+OUTPUT_TOLERANCE = {"fp32": 1e-3, "tf32": 1e-2, "bf16": 1e-1}
+"""How far the logits of the first step may lie apart, relative (Frobenius): the weights are equal then."""
 LOSS_TOLERANCE = {"fp32": 1e-3, "tf32": 1e-2, "bf16": 5e-2}
 """How far the losses after as many steps may lie apart, relative: a training magnifies rounding."""
 
@@ -83,6 +85,8 @@ class ModelRow:
     peer_loss: float | None = None
     loss_difference: float | None = None
     """Relative."""
+    output_difference: float | None = None
+    """Of the first step's logits, whose weights are equal: relative (Frobenius)."""
     steps: int | None = None
     """In a block."""
     blocks: int | None = None
@@ -96,7 +100,7 @@ class ModelRow:
 
 @dataclass(frozen=True)
 class ModelReport(TableReport):
-    """What :func:`zoo.bench.bench_model` measured. ``ok``: all could be measured, and the losses agree.
+    """What :func:`zoo.bench.bench_model` measured. ``ok``: all could be measured, and logits and losses agree.
 
     Being slower is told, and is no failure.
     """
@@ -122,7 +126,7 @@ class ModelReport(TableReport):
         return data
 
     def __rich__(self) -> RenderableType:
-        right = ("zoo img/s", "peer img/s", "speedup", "custom", "zoo peak", "peer peak", "losses differ")
+        right = ("zoo img/s", "peer img/s", "speedup", "custom", "zoo peak", "peer peak", "output differs")
         table = columns("model", "mode", "phase", "peer", *right, right=right)
         for row in self.rows:
             what = (row.model, row.mode, row.phase, row.peer)
@@ -137,11 +141,15 @@ class ModelReport(TableReport):
                 f"{row.custom_share:.1%}",
                 _gib(row.zoo_peak_bytes),
                 _gib(row.peer_peak_bytes),
-                f"{row.loss_difference:.0e}",
+                f"{row.output_difference:.0e}",
             )
         bad = [row for row in self.rows if not row.ok]
         lines = [f"{row.model} {row.mode} {row.phase} {row.peer}: {row.failure}" for row in bad]
-        end = f"{len(self.rows)} rows, all losses agree" if self.ok else f"{len(bad)} of {len(self.rows)} rows FAILED"
+        end = (
+            f"{len(self.rows)} rows, all outputs and losses agree"
+            if self.ok
+            else f"{len(bad)} of {len(self.rows)} rows FAILED"
+        )
         end += "" if self.complete else "; stopped before its end"
         return Group(f"{self.command}, on {self.machine.device}", table, *lines, verdict(self.ok, end))
 
@@ -243,8 +251,9 @@ def _measure(
             share = coverage(custom, data[0][0][:FEW]).share
         try:
             sides = {name: _Side(model, m, data, device, seed) for name, model in (("zoo", custom), ("peer", stock))}
+            logits = {name: side.step(0)[1] for name, side in sides.items()}  # compiles, and chooses algorithms
             for side in sides.values():
-                for i in range(BATCHES):  # compiles, and chooses algorithms
+                for i in range(1, BATCHES):
                     side.step(i)
             peaks = {name: side.peak() for name, side in sides.items()}
             trial = WallClock({name: side.step for name, side in sides.items()}, sets=1, device=device)
@@ -257,9 +266,13 @@ def _measure(
             return replace(row, custom_share=share, failure=f"{type(error).__name__}: {lines[0]}")
         losses = {name: float(clock.outputs(name)[-1][0]) for name in sides}
         found = timing.speedup("zoo", over="peer", seed=seed)
-        difference = abs(losses["zoo"] - losses["peer"]) / max(abs(losses["peer"]), 1e-30)
-        limit = LOSS_TOLERANCE[m.mode]
-        agree = difference <= limit  # a NaN does not
+        apart = {
+            "logits of the first step": (_difference(logits["zoo"], logits["peer"]), OUTPUT_TOLERANCE[m.mode]),
+            "losses of the last step": (_difference(*map(torch.tensor, losses.values())), LOSS_TOLERANCE[m.mode]),
+        }
+        (output_difference, _), (loss_difference, _) = apart.values()
+        # a NaN is over any limit
+        wrong = [f"the {what} differ by {d:.1e}, over {limit}" for what, (d, limit) in apart.items() if not d <= limit]
         return replace(
             row,
             zoo_img_s=batch * 1e6 / timing.median("zoo"),
@@ -272,10 +285,11 @@ def _measure(
             peer_peak_bytes=peaks["peer"],
             zoo_loss=losses["zoo"],
             peer_loss=losses["peer"],
-            loss_difference=difference,
+            loss_difference=loss_difference,
+            output_difference=output_difference,
             steps=steps,
             blocks=timing.repeats,
-            failure="" if agree else f"the losses are {losses['zoo']:.6g} and {losses['peer']:.6g}, over {limit} apart",
+            failure="; ".join(wrong),
         )
 
 
@@ -294,18 +308,19 @@ class _Side:
         self.forward = compiled(model) if m.peer == "compiled" else model
         self.optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE) if m.phase == "train" else None
 
-    def step(self, i: int) -> tuple[Tensor]:
-        """One step on the data's batch i, counted round. Returns the loss."""
+    def step(self, i: int) -> tuple[Tensor, Tensor]:
+        """One step on the data's batch i, counted round. Returns loss and logits."""
         images, labels = self.data[i % len(self.data)]
         if i == 0:  # dropout draws the same on both sides
             torch.manual_seed(self.seed)
         with _mode(self.m, self.device):
-            loss = F.cross_entropy(self.forward(images), labels)
+            logits = self.forward(images)
+            loss = F.cross_entropy(logits, labels)
         if self.optimizer is not None:
             loss.backward()
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
-        return (loss.detach(),)
+        return loss.detach(), logits.detach()
 
     def peak(self) -> int | None:
         """The most that one step allocates beside what lies there."""
@@ -349,6 +364,14 @@ def _data(name: str, model: nn.Module, batch: int, image: int, device: torch.dev
             f"{name} does not take images of shape {(len(images[0][:FEW]), *shape[1:])}: {error}"
         ) from error
     return [(x, torch.randint(classes, (batch,), device=device)) for x in images]
+
+
+def _difference(value: Tensor, reference: Tensor) -> float:
+    """Relative (Frobenius); 0 where the two are equal, zero or not."""
+    off, size = float((value.double() - reference.double()).norm()), float(reference.double().norm())
+    if off == 0.0:
+        return 0.0
+    return off / size if size else math.inf
 
 
 def _gib(size: int | None) -> str:
