@@ -355,8 +355,8 @@ def test_host_times_are_of_each_call_and_only_where_they_show(monkeypatch: pytes
             assert race._host_times(runs, short) == {}  # the CPU
             race.device = torch.device("cuda")
             found = race._host_times(runs, short)
-            assert 1000 < found["zoo"] < 10_000
-            assert 0 < found["eager"] < 1000
+            assert 1000 < found["zoo"] < 100_000
+            assert 0 < found["eager"] < found["zoo"]
             assert race._host_times(runs, bench.replace(short, samples={"zoo": (5.0,), "eager": (2000.0,)})) == {}
 
 

@@ -101,7 +101,7 @@ def test_wall_clock_runs_every_set_and_keeps_what_it_computed() -> None:
 
     clock = WallClock({"work": work, "idle": lambda i: (torch.zeros(1),)}, sets=3, device=CPU)
     assert clock.contestants() == ("work", "idle")
-    assert 2000 <= clock.block("work") < 20_000  # microseconds a call
+    assert 2000 <= clock.block("work") < 200_000  # microseconds a call
     first = clock.outputs("work")
     assert [float(y[0]) for (y,) in first] == [0.0, 1.0, 2.0]
     clock.block("idle")
