@@ -7,4 +7,4 @@ import pytest
 
 @pytest.fixture
 def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zoo.bench.linear.cache_bytes", lambda device: 20_000)
+    monkeypatch.setattr("zoo.bench.measuring.cache_bytes", lambda device: 20_000)

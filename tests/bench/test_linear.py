@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zoo import ops
-from zoo.bench import CASES, Case, LinearReport, bench_linear
-from zoo.bench import linear as bench
+from zoo.bench import CASES, Case, LinearReport, bench_linear, linear
+from zoo.bench import measuring as bench
+from zoo.bench.machine import examine
 from zoo.ops._linear import activate
 
 pytestmark = pytest.mark.usefixtures("small_cache")
@@ -116,7 +117,7 @@ def test_progress_and_checkpoints() -> None:
 
 
 def test_defaults_are_the_table_or_its_quick_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "_measure", lambda *a, **k: [])
+    monkeypatch.setattr(linear, "measured", lambda *a, **k: [])
     taken: list[Any] = []
     for quick in (False, True):
         bench_linear(quick=quick, progress=lambda ms: taken.append({m.case.name for m in ms}) or [])
@@ -365,7 +366,7 @@ def test_shares_of_a_known_device() -> None:
     with pytest.MonkeyPatch.context() as patch:
         race = bench._Race(m, ("eager",), torch.device("cpu"), 0)
         patch.setattr(race, "device", torch.device("cuda"))
-        facts = bench.examine(torch.device("cpu"))
+        facts = examine(torch.device("cpu"))
         shares = race._shares(10.0, bench.replace(facts, device="NVIDIA H200"))
         assert shares["zoo_flop_share"] == pytest.approx(2e9 / 1e-5 / 989e12)
         assert shares["zoo_byte_share"] == pytest.approx(2 * (3e6 + 1000) / 1e-5 / 4.8e12)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from zoo.bench import linear as linear_bench
+from zoo.bench import measuring
 from zoo.cli import app
 from zoo.commands import bench
 from zoo.commands.bench import json_file
@@ -16,7 +16,7 @@ from zoo.commands.bench import json_file
 
 @pytest.fixture(autouse=True)
 def _small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zoo.bench.linear.cache_bytes", lambda device: 20_000)
+    monkeypatch.setattr("zoo.bench.measuring.cache_bytes", lambda device: 20_000)
 
 
 def run(*arguments: str) -> Result:
@@ -57,7 +57,7 @@ def test_files_hold_what_was_measured(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_cut_off_leaves_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = linear_bench.race, []
+    real, calls = measuring.race, []
 
     def race(*args: Any, **given: Any) -> Any:
         calls.append(1)
@@ -65,7 +65,7 @@ def test_a_run_that_is_cut_off_leaves_its_rows(tmp_path: Path, monkeypatch: pyte
             raise KeyboardInterrupt
         return real(*args, **given)
 
-    monkeypatch.setattr(linear_bench, "race", race)
+    monkeypatch.setattr(measuring, "race", race)
     file = tmp_path / "results.json"
     assert run(*TINY, "--dtype", "f32", "--json", str(file)).exit_code == 130
     data = json.loads(file.read_text(encoding="utf-8"))
@@ -73,8 +73,8 @@ def test_a_run_that_is_cut_off_leaves_its_rows(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_wrong_output_is_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = linear_bench.eager(None)
-    monkeypatch.setattr(linear_bench, "custom", lambda activation: lambda *args: right(*args) * 1.01)
+    right = measuring.eager(None)
+    monkeypatch.setattr(measuring, "custom", lambda activation: lambda *args: right(*args) * 1.01)
     result = run(*TINY, "--dtype", "f32", "--json", "-")
     assert result.exit_code == 1
     data = json.loads(result.stdout)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from zoo.bench import Case, bench_linear, bench_model
-from zoo.bench import linear as bench
+from zoo.bench import measuring as bench
 from zoo.bench.cuda_clocks import CaptureFailed, EventClock, GraphClock, cuda_clock
 from zoo.bench.timing import race
 

@@ -3,7 +3,8 @@
 from zoo.bench.cases import CASES, Case, cases_named
 from zoo.bench.linear import bench_linear
 from zoo.bench.linear_report import LinearReport, LinearRow
-from zoo.bench.model import MODELS, ModelReport, ModelRow, bench_model
+from zoo.bench.model import MODELS, bench_model
+from zoo.bench.model_report import ModelReport, ModelRow
 
 __all__ = [
     "CASES",

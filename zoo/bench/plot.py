@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.bench.linear_report import LinearReport
-from zoo.bench.model import ModelReport
+from zoo.bench.model_report import ModelReport
 
 __all__ = ["plot", "plot_file"]
 
@@ -67,7 +67,7 @@ def plot(report: LinearReport | ModelReport, path: Path) -> None:
         axis.set_title(kind, fontsize=9, loc="left")
         axis.grid(axis="x", linewidth=0.3)
     if panels:
-        axes[0].legend(fontsize=8)
+        figure.legend(*axes[0].get_legend_handles_labels(), fontsize=8, loc="outside upper right", ncols=2)
     figure.suptitle(f"Speed of zoo's Linear in units of torch's, {report.machine.device}", fontsize=10)
     figure.savefig(path, dpi=130)
 
