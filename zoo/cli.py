@@ -1,4 +1,4 @@
-"""The command line: ``zoo list | info | check | parity | demo | doctor``.
+"""The command line: ``zoo list | info | check | parity | bench | demo | doctor``.
 
 Here are the arguments alone. What a command does is in :mod:`zoo.commands`, :mod:`zoo.demo` and :mod:`zoo.doctor`,
 imported when the command runs: torch takes seconds to import, and ``zoo --help`` has no need of it.
@@ -7,9 +7,10 @@ imported when the command runs: torch takes seconds to import, and ``zoo --help`
 from __future__ import annotations
 
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from zoo.commands.output import AsJson, deliver, tell
 from zoo.report import Report
@@ -175,6 +176,117 @@ def parity(
         )
 
     deliver(work, as_json=as_json)
+
+
+bench = typer.Typer(name="bench", no_args_is_help=True, help="Time zoo's Linear beside torch's, alone or in models.")
+app.add_typer(bench)
+
+JsonTo = Annotated[
+    str | None,
+    typer.Option("--json", metavar="FILE|-", help="Write JSON into a file as it comes; - or nothing: print it."),
+]
+PlotTo = Annotated[str | None, typer.Option("--plot", metavar="FILE.png", help="Draw the speedups.")]
+Peers = Annotated[str, typer.Option("--peer", metavar="LIST", help="Of eager, compiled (by torch.compile).")]
+Seed = Annotated[int, typer.Option(help="Of the data and of the order of the timings.")]
+
+
+class WithJson(TyperCommand):
+    """A command whose ``--json`` may stand alone, as that of the others does."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        following = [*args[1:], "--"]
+        filled = [
+            word
+            for arg, after in zip(args, following, strict=True)
+            for word in ([arg, "-"] if arg == "--json" and after.startswith("--") else [arg])
+        ]
+        return super().parse_args(ctx, filled)
+
+
+@bench.command("linear", cls=WithJson)
+def bench_linear(
+    case: Annotated[
+        list[str] | None,
+        typer.Option("--case", metavar="GLOB", help="Cases by name, as vit_b/*; repeatable. All, unless told."),
+    ] = None,
+    dtype: Annotated[str, typer.Option(metavar="LIST", help="Of f32, bf16, f16, f64.")] = "f32,bf16",
+    precision: Annotated[
+        str, typer.Option(metavar="LIST", help="Of highest, high, medium: what torch may make of float32's products.")
+    ] = "highest",
+    pass_: Annotated[
+        str, typer.Option("--pass", metavar="LIST", help="Of forward, forward+backward.")
+    ] = "forward,forward+backward",
+    peer: Peers = "eager,compiled",
+    device: Device = "auto",
+    quick: Annotated[bool, typer.Option("--quick", help="Small cases, few repetitions.")] = False,
+    repeats: Annotated[int | None, typer.Option(min=2, help="Repetitions, at most.")] = None,
+    seed: Seed = 0,
+    json: JsonTo = None,
+    plot: PlotTo = None,
+) -> None:
+    """Time zoo's Linear beside F.linear and the activation, on the shapes of real models.
+
+    All are timed in one run, in random order, on buffers that are rotated through the cache; what the timed calls
+    computed is compared with float64. Fails where an output is wrong, not where zoo is slower.
+    """
+
+    def work() -> Report:
+        from zoo.commands.bench import linear
+
+        return linear(
+            cases=case or (),
+            dtypes=dtype,
+            precisions=precision,
+            passes=pass_,
+            peers=peer,
+            device=device,
+            quick=quick,
+            repeats=repeats,
+            seed=seed,
+            json=json,
+            plot_to=plot,
+        )
+
+    deliver(work, as_json=json == "-")
+
+
+@bench.command("model", cls=WithJson)
+def bench_model(
+    model: Annotated[
+        list[str] | None, typer.Argument(metavar="[MODEL]...", help="Models; five of them, unless told.")
+    ] = None,
+    mode: Annotated[str, typer.Option(metavar="LIST", help="Of fp32, tf32, bf16 (autocast).")] = "fp32,bf16",
+    phase: Annotated[str, typer.Option(metavar="LIST", help="Of train, infer.")] = "train,infer",
+    peer: Peers = "eager,compiled",
+    batch: Annotated[int, typer.Option(min=1, help="Images at once.")] = 64,
+    image: Annotated[int, typer.Option(min=1, help="Their height and width.")] = 224,
+    device: Device = "auto",
+    seed: Seed = 0,
+    json: JsonTo = None,
+    plot: PlotTo = None,
+) -> None:
+    """Time models with zoo's Linears beside the same models with torch's, in images a second.
+
+    Fails where outputs or losses of the two part, not where zoo is slower.
+    """
+
+    def work() -> Report:
+        from zoo.commands.bench import model as run
+
+        return run(
+            models=model or (),
+            modes=mode,
+            phases=phase,
+            peers=peer,
+            batch=batch,
+            image=image,
+            device=device,
+            seed=seed,
+            json=json,
+            plot_to=plot,
+        )
+
+    deliver(work, as_json=json == "-")
 
 
 @app.command()
