@@ -8,8 +8,8 @@
 namespace zoo {
 namespace {
 
-constexpr Kernel kAll[kKernels] = {Kernel::tiled, Kernel::gemv,   Kernel::cublas, Kernel::small,
-                                   Kernel::wgmma, Kernel::split3, Kernel::split6};
+constexpr Kernel kAll[kKernels] = {Kernel::tiled, Kernel::gemv,  Kernel::cublas, Kernel::mma,
+                                   Kernel::small, Kernel::wgmma, Kernel::split3, Kernel::split6};
 
 int64_t divided_up(int64_t a, int64_t b) {
   return (a + b - 1) / b;
@@ -91,7 +91,7 @@ Forced parse(const char* text) {
   if (!known) {
     throw std::runtime_error(
         std::string("zoo: ZOO_LINEAR_KERNEL is '") + text +
-        "'; expected tiled, gemv, cublas, small, wgmma, split3 or split6 (wgmma:2 its tile shape 2, wgmma:2:1 spread), or "
+        "'; expected tiled, gemv, cublas, mma, small, wgmma, split3 or split6 (wgmma:2 its tile shape 2, wgmma:2:1 spread), or "
         "leave it unset");
   }
   return forced;
@@ -101,6 +101,12 @@ struct Candidate {
   Choice choice;
   const char* why_not = nullptr;  // it cannot
 };
+
+double packing_time(const Query& q, const Choice& c) {
+  const double each = 2.0 * bytes_of(q.type) * static_cast<double>(q.K) / kBandwidth;
+  return (c.pack_a ? kLaunch + each * static_cast<double>(q.M) : 0) +
+         (c.pack_b ? kLaunch + each * static_cast<double>(q.N) : 0);
+}
 
 Candidate tiled(const Query& q) {
   Candidate c;
@@ -125,6 +131,25 @@ Candidate gemv(const Query& q) {
   else if (q.K % wide != 0 || !whole(q.a, q.M) || !whole(q.b, q.N)) c.why_not = "wants rows along K in whole 16 bytes";
   const double read = static_cast<double>(q.N) * q.K * bytes_of(q.type);
   c.choice.microseconds = kLaunch + 1 + read * (1 + 0.1 * static_cast<double>(q.M)) / kBandwidth;
+  return c;
+}
+
+Candidate mma(const Query& q) {
+  Candidate c;
+  c.choice.kernel = Kernel::mma;
+  if (q.capability < 80) c.why_not = "needs compute capability 8.0";
+  else if (q.type != Type::bf16 && q.type != Type::f16) c.why_not = "multiplies 2-byte types";
+  else if (q.batch != 1) c.why_not = "takes no batches";
+  else if (q.M == 0 || q.N == 0 || q.K == 0) c.why_not = "nothing to multiply";
+  else if (q.K >= int64_t{1} << 35 || divided_up(q.M, 128) * divided_up(q.N, 256) > INT32_MAX) c.why_not = "too large";
+  if (c.why_not) return c;
+  const double tiles = static_cast<double>(divided_up(q.M, 128)) * divided_up(q.N, 256);
+  const double waves = divided_up(static_cast<int64_t>(tiles), q.processors);
+  const double epilogue = kEpilogue[q.activation] * 1e-3 * 128 * 256 / 2;
+  c.choice.microseconds = kLaunch + waves * (2e-6 * 128 * 256 * static_cast<double>(q.K) / 3.0 + epilogue);
+  c.choice.pack_a = !tma_reads(q.a, q.M, q.K, q.type);
+  c.choice.pack_b = !tma_reads(q.b, q.N, q.K, q.type);
+  c.choice.microseconds += packing_time(q, c.choice);
   return c;
 }
 
@@ -222,19 +247,17 @@ Candidate by_tiles(const Query& q, Kernel kernel, const Forced& forced) {
     return c;
   }
   c.choice.microseconds += kLaunch;
-  const double a = static_cast<double>(q.M) * q.K, b = static_cast<double>(q.N) * q.K;
   if (f32) {
     c.choice.pack_a = !q.a.k_major() && !q.a.mn_major();
     c.choice.pack_b = !q.b.k_major() && !q.b.mn_major();
-    c.choice.microseconds += kLaunch + (a + b) * 10 / kBandwidth;
+    c.choice.microseconds += kLaunch + static_cast<double>(q.M + q.N) * q.K * 10 / kBandwidth;
   } else {
     c.choice.pack_a = !tma_reads(q.a, q.M, q.K, q.type);
     c.choice.pack_b = !tma_reads(q.b, q.N, q.K, q.type);
   }
   // a along M with b along K is the one pair of layouts without a kernel
   if (q.a.mn_major() && !c.choice.pack_a && (c.choice.pack_b || q.b.k_major())) c.choice.pack_a = true;
-  if (c.choice.pack_a) c.choice.microseconds += kLaunch + a * 2 * bytes_of(q.type) / kBandwidth;
-  if (c.choice.pack_b) c.choice.microseconds += kLaunch + b * 2 * bytes_of(q.type) / kBandwidth;
+  c.choice.microseconds += packing_time(q, c.choice);
   return c;
 }
 
@@ -243,6 +266,7 @@ Candidate candidate(const Query& q, Kernel kernel, const Forced& forced = {}) {
     case Kernel::tiled: return tiled(q);
     case Kernel::gemv: return gemv(q);
     case Kernel::cublas: return cublas(q);
+    case Kernel::mma: return mma(q);
     case Kernel::small: return small(q);
     default: return by_tiles(q, kernel, forced);
   }
@@ -259,7 +283,9 @@ std::string words(const Choice& c) {
       break;
     default: {
       const Shape* shape = nullptr;
-      if (c.kernel == Kernel::wgmma) {
+      static constexpr Shape mma{0, 128, 256, false, 0};
+      if (c.kernel == Kernel::mma) shape = &mma;
+      else if (c.kernel == Kernel::wgmma) {
         for (const Shape& s : kWgmma) if (s.config == c.config) shape = &s;
       } else {
         for (const Shape& s : kSplit) if (s.config == c.config) shape = &s;
@@ -280,6 +306,7 @@ const char* name_of(Kernel kernel) {
     case Kernel::tiled: return "tiled";
     case Kernel::gemv: return "gemv";
     case Kernel::cublas: return "cublas";
+    case Kernel::mma: return "mma";
     case Kernel::small: return "small";
     case Kernel::wgmma: return "wgmma";
     case Kernel::split3: return "split3";

@@ -14,10 +14,11 @@ enum class Type { f64, f32, f16, bf16 };
 // torch.get_float32_matmul_precision()
 enum class Precision { highest, high, medium };
 
-// tiled: any product. gemv: up to eight rows. cublas: aten's product, then bias and activation. small: few tiles, any strides, a cluster of blocks shares K. wgmma: TMA and wgmma on 2-byte types.
+// tiled: any product. gemv: up to eight rows. cublas: aten's product, then bias and activation. mma: 2-byte types by
+// mma.sync. small: few tiles, any strides, a cluster of blocks shares K. wgmma: TMA and wgmma on 2-byte types.
 // split3, split6: the same on float32, an operand as two or three bf16 planes and three or six products of planes.
-enum class Kernel { tiled, gemv, cublas, small, wgmma, split3, split6 };
-constexpr int kKernels = 7;
+enum class Kernel { tiled, gemv, cublas, mma, small, wgmma, split3, split6 };
+constexpr int kKernels = 8;
 const char* name_of(Kernel kernel);
 
 // Where an operand lies: elements between rows of the output (columns, for b) and between steps of K.

@@ -42,6 +42,9 @@ void tiled_product(const Product& product, Type type, void* stream);
 constexpr int64_t kGemvRows = 8;
 void gemv(const Product& product, Type type, void* stream);
 
+// 2-byte types, batch 1; rows of a and b, along K or along M (N), whole and aligned to 16 bytes apart.
+void mma_product(const Product& product, Type type, void* stream);
+
 // y = act(z + bias) over row-major (M, N); `z_out`, where not null, receives z + bias. In place is fine, bias may be null.
 void bias_and_activation(
     const void* z, const void* bias, void* z_out, void* y, int64_t M, int64_t N, Act act, Type type, void* stream);

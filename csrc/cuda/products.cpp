@@ -170,6 +170,21 @@ void run_tiles(
   sm90::product(problem, launch.stream);
 }
 
+void run_mma(
+    const Product& product, Type type, const Choice& c, const Query& q, const Tensor& like, const Launch& launch) {
+  Product p = product;
+  std::optional<Packed> a_copy, b_copy;
+  if (c.pack_a) {
+    a_copy = packed(q.a, p.a.data, p.M, p.K, type, like, launch.stream);
+    p.a = {a_copy->memory.const_data_ptr(), 0, a_copy->layout.outer, 1};
+  }
+  if (c.pack_b) {
+    b_copy = packed(q.b, p.b.data, p.N, p.K, type, like, launch.stream);
+    p.b = {b_copy->memory.const_data_ptr(), 0, 1, b_copy->layout.outer};
+  }
+  mma_product(p, type, launch.stream);
+}
+
 Query query_of(const Product& p, Type type, const Launch& launch) {
   const Chip chip = chip_of(launch.device);
   Query q{};
@@ -218,6 +233,7 @@ void run_product(const Product& p, const Tensor& like, const Launch& launch) {
     case Kernel::tiled: return tiled_product(p, type, launch.stream);
     case Kernel::gemv: return gemv(p, type, launch.stream);
     case Kernel::cublas: return cublas_product(p, like, launch);
+    case Kernel::mma: return run_mma(p, type, c, q, like, launch);
     case Kernel::small: {
       sm90::SmallProblem s{};
       s.M = static_cast<int32_t>(p.M);

@@ -7,6 +7,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
@@ -68,6 +69,17 @@ inline void check(cudaError_t error, const char* what) {
 
 inline void check_launch(const char* kernel) {
   check(cudaGetLastError(), kernel);
+}
+
+// A kernel may use more than 48 KiB of shared memory once it is told so, on each device.
+template <typename Kernel>
+void allow_shared(Kernel* kernel, int bytes, std::atomic<uint64_t>& told) {
+  int device = 0;
+  check(cudaGetDevice(&device), "the current device");
+  const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
+  if (told.load(std::memory_order_relaxed) & bit) return;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "shared memory");
+  told.fetch_or(bit, std::memory_order_relaxed);
 }
 
 }  // namespace zoo::cuda

@@ -9,8 +9,8 @@ from zoo import ops
 
 HOPPER = {
     torch.float32: ["split6:0:0", "split6:1:1", "split6:3:1", "split6:6:0", "small", "gemv"],
-    torch.float16: ["wgmma:0:1", "wgmma:1:0", "small"],
-    torch.bfloat16: ["wgmma:0:0", "wgmma:1:1", "wgmma:2:0", "wgmma:4:1", "wgmma:5:0", "small", "gemv"],
+    torch.float16: ["wgmma:0:1", "wgmma:1:0", "small", "mma"],
+    torch.bfloat16: ["wgmma:0:0", "wgmma:1:1", "wgmma:2:0", "wgmma:4:1", "wgmma:5:0", "small", "mma", "gemv"],
 }
 
 

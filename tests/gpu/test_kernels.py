@@ -25,8 +25,8 @@ BF16 = [f"wgmma:{config}:{spread}" for config in (0, 1, 2, 4, 5) for spread in (
 F16 = [f"wgmma:{config}:{spread}" for config in (0, 1) for spread in (0, 1)]
 SPLIT = [f"split6:{config}:{spread}" for config in (0, 1, 3, 6) for spread in (0, 1)]
 FORCED = [
-    *((kernel, torch.bfloat16) for kernel in [*BF16, "small", "cublas"]),
-    *((kernel, torch.float16) for kernel in [*F16, "small", "cublas"]),
+    *((kernel, torch.bfloat16) for kernel in [*BF16, "small", "mma", "cublas"]),
+    *((kernel, torch.float16) for kernel in [*F16, "small", "mma", "cublas"]),
     *((kernel, torch.float32) for kernel in [*SPLIT, "small", "cublas"]),
     ("cublas", torch.float64),
 ]

@@ -20,7 +20,7 @@ OPERATORS = (
     "matmul",
 )
 
-CUDA_KERNELS = ("tiled", "gemv", "cublas", "small", "wgmma", "split3", "split6")
+CUDA_KERNELS = ("tiled", "gemv", "cublas", "mma", "small", "wgmma", "split3", "split6")
 """csrc/choice.h says what each is."""
 
 _PACKAGE = Path(__file__).parent.parent
