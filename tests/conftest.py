@@ -43,6 +43,18 @@ def _registries_as_before() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def exact_float32() -> Iterator[None]:
+    """torch's own float32 products in float32, so that they can serve as the reference on a GPU; and one seed."""
+    import torch
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    torch.manual_seed(0)
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
 def absent(reason: str) -> NoReturn:
     """Skip, or in CI fail: there the data must be."""
     if IN_CI:

@@ -21,10 +21,6 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True)
-def exact_float32():
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    torch.manual_seed(0)
+def _exact(exact_float32):
     yield
-    torch.set_float32_matmul_precision(before)
     torch.cuda.synchronize()  # an illegal access is reported here, and not by the next test

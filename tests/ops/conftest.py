@@ -14,10 +14,5 @@ def device(request):
 
 
 @pytest.fixture(autouse=True)
-def exact_float32():
-    """torch's own float32 products in float32, so that they can serve as the reference on a GPU."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    torch.manual_seed(0)
-    yield
-    torch.set_float32_matmul_precision(before)
+def _exact(exact_float32):
+    """For each test here."""

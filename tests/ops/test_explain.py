@@ -85,7 +85,9 @@ def test_other_chips_and_float64_use_cublas(dtype):
     assert choice(VIT["fc1"], dtype, "gelu", gpu=A100).kernel == "cublas"
     assert choice(VIT["fc1"], torch.bfloat16, "gelu", gpu=A100).kernel in ("mma", "cublas")
     old = choice(VIT["fc1"], torch.float16, gpu=(75, 40))
-    assert old.kernel == "cublas" and {r.kernel: r.reason for r in old.rejected}["mma"] == "needs compute capability 8.0"
+    assert (
+        old.kernel == "cublas" and {r.kernel: r.reason for r in old.rejected}["mma"] == "needs compute capability 8.0"
+    )
     assert choice(VIT["fc1"], torch.float64, gpu=H200).kernel == "cublas"
     assert all("9.0" in r.reason or r.kernel not in ("wgmma", "split6") for r in choice(VIT["fc1"], gpu=A100).rejected)
 
@@ -142,9 +144,7 @@ def test_forced(monkeypatch):
             choice(VIT["fc1"])
     for wrong in ("fast", "wgmma:", "wgmma:x", "wgmma:1:2", "wgmma:1:1:1", "split"):
         monkeypatch.setenv("ZOO_LINEAR_KERNEL", wrong)
-        with pytest.raises(
-            RuntimeError, match=f"'{wrong}'; expected tiled, gemv, cublas, mma, small, wgmma"
-        ):
+        with pytest.raises(RuntimeError, match=f"'{wrong}'; expected tiled, gemv, cublas, mma, small, wgmma"):
             choice(VIT["fc1"])
     monkeypatch.setenv("ZOO_LINEAR_KERNEL", "split6:6:1")
     assert choice(VIT["fc1"]).configuration == "192x128 tiles, the last round spread along K"

@@ -111,7 +111,7 @@ def _weights(name: str) -> dict[str, tuple[str, ...]]:
     library, _, twin = name.rpartition("/")
     builder = resolve(name)
     shared = bool(library) or (isinstance(builder, functools.partial) and builder.func is ResNet)
-    torchvisions = pretrained._torchvision_members(twin) if shared and library != "timm" else {}
-    timms = pretrained._timm_configs(twin) if shared and library != "torchvision" else {}
+    torchvisions = pretrained.torchvision_members(twin) if shared and library != "timm" else {}
+    timms = pretrained.timm_configs(twin) if shared and library != "torchvision" else {}
     known = {"torchvision": tuple(torchvisions), "timm": tuple(timms), "zoo": tuple(weights_index.names(name))}
     return {whose: names for whose, names in known.items() if names}

@@ -33,7 +33,7 @@ from zoo.models.head import head_names
 from zoo.models.resnet import ResNet
 from zoo.registry import build, resolve
 
-__all__ = ["Weights", "find"]
+__all__ = ["Weights", "find", "timm_configs", "torchvision_members"]
 
 Options = Mapping[str, Any]
 Tensors = Mapping[str, Tensor]
@@ -110,7 +110,7 @@ def find(model: str, weights: str | os.PathLike[str]) -> Weights:
         builder = resolve(model)
         is_resnet = isinstance(builder, functools.partial) and builder.func is ResNet
         twin = model if is_resnet else ""
-    from_torchvision = _torchvision_members(twin) if twin and library in ("", "torchvision") else {}
+    from_torchvision = torchvision_members(twin) if twin and library in ("", "torchvision") else {}
     if isinstance(weights, enum.Enum) and weights in from_torchvision.values():
         weights = weights.name
     if isinstance(weights, str):
@@ -118,7 +118,7 @@ def find(model: str, weights: str | os.PathLike[str]) -> Weights:
             return _torchvision(model, twin, from_torchvision[weights])
         if weights in weights_index.names():
             return _indexed(model, weights)
-    from_timm = _timm_configs(twin) if twin and library in ("", "timm") else {}
+    from_timm = timm_configs(twin) if twin and library in ("", "timm") else {}
     if isinstance(weights, str) and weights in from_timm:
         return _timm(model, twin, weights, from_timm[weights])
     known = {"torchvision's": list(from_torchvision), "timm's": list(from_timm), "zoo's": weights_index.names(model)}
@@ -151,7 +151,8 @@ def _indexed(model: str, name: str) -> Weights:
     return Weights(name, model, lambda options: entry.verified_path(), num_classes, required)
 
 
-def _torchvision_members(twin: str) -> dict[str, Any]:
+def torchvision_members(twin: str) -> dict[str, Any]:
+    """The weights that torchvision has for its model of that name: name -> member of the enum."""
     from torchvision import models
 
     return dict(models.get_model_weights(twin).__members__)
@@ -188,7 +189,8 @@ def _torchvision_tensors(model: str, member: Any, options: Options) -> Tensors:
     return {re.sub(r"(denselayer\d+\.(?:norm|conv))\.(\d\.)", r"\1\2", key): t for key, t in tensors.items()}
 
 
-def _timm_configs(twin: str) -> dict[str, Any]:
+def timm_configs(twin: str) -> dict[str, Any]:
+    """The weights that timm has for its model of that name: tag -> pretrained config."""
     from timm.models import get_arch_pretrained_cfgs
 
     configs = get_arch_pretrained_cfgs(twin)
