@@ -51,7 +51,8 @@ def explain(
 ) -> Choice:
     """Which kernel ``linear`` would run for these arguments, and why; nothing is computed.
 
-    The environment's ``ZOO_LINEAR_KERNEL`` forces a CUDA kernel: tiled, gemv, cublas, mma, small, wgmma, split3, split6.
+    The environment's ``ZOO_LINEAR_KERNEL`` forces a CUDA kernel: tiled, gemv, cublas, mma, small, wgmma, split3 or
+    split6.
     ``torch.get_float32_matmul_precision()`` says how exact float32 products must be: "highest" means float32's
     accuracy (split6, by six products of bf16 planes), "high" and "medium" allow split3 (by three).
 
