@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.bypass import weights_read_past_forward
+from zoo.bypass import readers, weights_read_past_forward
 
 
 class Net(nn.Module):
@@ -289,3 +289,13 @@ def test_a_traced_graph_is_read() -> None:
 def test_torchs_own_attention() -> None:
     model = nn.TransformerEncoderLayer(8, 2, 16)
     assert set(weights_read_past_forward(model)) >= {model.self_attn.out_proj, model.linear1, model.linear2}
+
+
+def test_every_reader_is_named() -> None:
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
+    layer = model.layers[0]
+    found = readers(model)
+    assert set(found[layer.self_attn.out_proj]) == {model, layer, layer.self_attn}
+    assert set(found[layer.linear1]) == {model, layer}
+    assert found[layer.linear1][layer] == "TransformerEncoderLayer.forward reads its weight past its forward"
+    assert readers(nn.Sequential(nn.Linear(4, 4))) == {}

@@ -29,16 +29,18 @@ class ModuleCoverage:
     name: str
     kind: str
     status: Status
-    """"custom": its own kernel ran in every call, also where an adapted parent ran it on its weight. "fell back": some calls went to torch. "never called": a custom
-    layer whose forward nobody called. "skipped": not a custom layer."""
+    """"custom": its own kernel ran in every call, be it a call of the layer or one in an adapted parent on its weight.
+    "fell back": some calls went to torch. "never called": a custom layer whose forward nobody called. "skipped": not a
+    custom layer."""
     layer: str | None
     """The registered name of the custom layer, or None."""
     calls: int
     fallbacks: dict[str, int]
     """Reason -> number of calls that fell back."""
     flops: int
-    """Of its forwards, 2 M N K a product; of a custom layer's never less than the stock layer's would have been. What an
-    adapted parent multiplies by weights of its own (a MultiheadAttention's in-projection) counts with its first layer."""
+    """Of its forwards, 2 M N K a product; of a custom layer's never less than the stock layer's would have been.
+    What an adapted parent multiplies by weights of its own, as MultiheadAttention does for its in-projection, counts
+    with the first layer below it."""
     reason: str
     """Why it was never called or skipped; empty for the others."""
     fault: bool

@@ -118,7 +118,7 @@ def _apply(
                     release(module)
                 adopt(module, rule.kind, rule.layer)
         if example is not None:
-            for module in planned.skip(_idle(model, planned.layers, planned.past, example)):
+            for module in planned.skip(_idle(model, planned.layers, planned.past, example), settled=planned.parents):
                 if isinstance(module, Patched):
                     release(module)
     return SwapReport(

@@ -28,7 +28,8 @@ def padded_inside(forward: Callable[..., Any], stock: Callable[..., Any]) -> Cal
 
     @functools.wraps(forward)
     def layer(self: Any, src: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if not src.is_nested or any(value is not None and value is not False for value in (*args, *kwargs.values())):
+        options = [value for value in (*args, *kwargs.values()) if value is not None and value is not False]
+        if not src.is_nested or src.layout is not torch.strided or options:
             return forward(self, src, *args, **kwargs)
         lengths = [len(sequence) for sequence in src.unbind()]
         padded = src.to_padded_tensor(0.0)
