@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch import nn
@@ -28,6 +28,8 @@ class Patched(Derived):
 
     zoo_kind: str
     zoo_layer: str
+    zoo_forward: Callable[..., Any]
+    """Of a module with an adapter: its own forward, with the layer in it."""
 
 
 def _patched_class(original: type[nn.Module], kind: str, layer: str) -> type[nn.Module]:
@@ -50,8 +52,10 @@ def _make(
     recipe = (_patched_class, kind, layer)
     name, marks = f"{original.__name__}[{layer}]", {"zoo_kind": kind, "zoo_layer": layer}
     if adapter is not None:
-        methods = rewritten(original_class(original), adapter, layer_class)
-        return derive(name, (Patched, original), original, recipe, **marks, **methods, zoo_forward=methods["forward"])
+        methods, below = rewritten(original_class(original), layer_class)
+        made = derive(name, (Patched, original, *below), original, recipe, **marks, **methods)
+        made.zoo_forward = made.forward  # type: ignore[attr-defined]
+        return made
     bases = (Patched, layer_class) if issubclass(layer_class, original) else (Patched, layer_class, original)
     return derive(name, bases, original, recipe, **marks)
 

@@ -89,10 +89,10 @@ def test_each_known_class_is_there_and_changes(name: str) -> None:
     assert adapter is registry._KNOWN[name]
     if adapter.asks:
         return
-    methods = rewritten(cls, adapter, Linear)
+    methods, _ = rewritten(cls, Linear)
     assert methods["forward"] is not cls.forward
     reaches_linear = cls is not nn.TransformerEncoderLayer  # of it only the fast path goes past its layers
-    assert registry._calls_linear(cls) is reaches_linear
+    assert (F.linear in registry._reached(cls)) is reaches_linear
 
 
 def test_a_subclass_or_an_instance_with_a_forward_of_its_own_is_not_known() -> None:
@@ -163,6 +163,51 @@ def test_a_linear_with_a_forward_of_its_own_keeps_it_around_the_layer() -> None:
     assert type(model[0]) is Scaled
 
 
+class Louder(nn.MultiheadAttention):
+    """A subclass with a forward of its own, around that of its base."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return 2 * super().forward(x, x, x)[0]
+
+
+class Cautious(nn.TransformerEncoderLayer):
+    def forward(self, src: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return super().forward(src.clamp(-1, 1), *args, **kwargs)
+
+
+@pytest.mark.parametrize("make", [lambda: Louder(8, 2, batch_first=True), lambda: Cautious(8, 2, 16, batch_first=True)])
+def test_a_registered_subclass_of_a_known_class_keeps_its_forward_around_that(make: Any) -> None:
+    for cls in (Louder, Cautious):
+        zoo.register_adapter(cls)
+    model, x = nn.Sequential(make()).eval(), torch.randn(2, 3, 8)
+    stock = copy.deepcopy(model)
+    patch(model).raise_for_failure()
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), stock(x), rtol=1e-4, atol=1e-5)
+        report = coverage(model, x)
+    assert report.ok and {m.status for m in report.modules} == {"custom"}
+    twin = pickle.loads(pickle.dumps(model))
+    unpatch(twin)
+    assert type(twin[0]) is type(stock[0]) and isinstance(model[0], Patched)
+
+
+def test_a_subclass_of_linear_may_leave_the_arithmetic_to_its_base() -> None:
+    class Doubled(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return 2 * super().forward(input)
+
+    zoo.register_adapter(Doubled)
+    model, x = Doubled(4, 4), torch.randn(2, 4)
+    expected = model(x)
+    patch(model, layer=PLUS_ONE).raise_for_failure()
+    torch.testing.assert_close(model(x), expected + 2)
+
+
+class OwnArithmetic(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return input @ self.weight.t()
+
+
 class NeverLinear(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -178,6 +223,7 @@ class NeverLinear(nn.Module):
         (nn.Linear(2, 2), "expected a class of modules, got Linear"),
         (int, "expected a class of modules, got <class 'int'>"),
         (nn.MultiheadAttention, r"torch\.nn\.modules\.activation\.MultiheadAttention is registered already"),
+        (OwnArithmetic, r"no method of .*OwnArithmetic calls torch\.nn\.functional\.linear"),
         (NeverLinear, r"no method of .*NeverLinear calls torch\.nn\.functional\.linear"),
     ],
 )
@@ -403,3 +449,24 @@ def test_threads_run_stock_and_adapted_parents_side_by_side() -> None:
     for thread in threads:
         thread.join()
     assert not failures and not torch.allclose(expected[id(stock)], expected[id(model)])
+
+
+def test_a_patch_that_fails_puts_parents_back_too() -> None:
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
+    before = state(model)
+    with pytest.raises(ValueError, match="example: the model does not take it"):
+        patch(model, example=torch.randn(2, 3, 7))
+    assert state(model) == before
+    patch(model, example=torch.randn(2, 3, 8)).raise_for_failure()
+
+
+def test_a_new_head_leaves_the_parents_adapted() -> None:
+    import timm
+
+    model = timm.create_model("beit_base_patch16_224", img_size=32, depth=1, embed_dim=16, num_heads=2, num_classes=3)
+    patch(model)
+    kinds = [type(m) for m in model.blocks.modules()]
+    model.reset_classifier(5)
+    report = coverage(model, torch.randn(1, 3, 32, 32))
+    assert report.ok and {m.status for m in report.modules} == {"custom"}
+    assert [type(m) for m in model.blocks.modules()] == kinds and model.head.out_features == 5

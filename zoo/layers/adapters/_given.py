@@ -33,14 +33,9 @@ def layer_as_function(layer: type[nn.Module]) -> Callable[..., Tensor]:
     def run(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         # a module only to the layer's forward; made by hand, for a module's own __init__ takes longer than a kernel
         module = layer.__new__(layer)
+        rows, columns = weight.shape
         module.__dict__.update(
-            _parameters={},
-            _buffers={},
-            _modules={},
-            weight=weight,
-            bias=bias,
-            in_features=weight.shape[1],
-            out_features=weight.shape[0],
+            _parameters={}, _buffers={}, _modules={}, weight=weight, bias=bias, in_features=columns, out_features=rows
         )
         return layer.forward(module, input)
 

@@ -60,19 +60,21 @@ def register_adapter(parent: _C) -> _C:
 
     For a module class, or as a decorator of one, whose methods call ``F.linear(x, self.child.weight, ...)`` with the
     weight of an ``nn.Linear`` below it, and maybe with parameters of its own too; also for a subclass of ``nn.Linear``
-    with such a forward. When a patch swaps those Linears, the methods run as they are written, but what they, and the
-    functions that they call by name, reach as ``F.linear`` is the layer. That layer's forward must live on its module's
-    weight, bias, in_features and out_features alone: there is no module of its own behind a given weight, which may be
-    a part of one, or made of several. A subclass of the class is another class and must be registered too.
+    with such a forward. When a patch swaps those Linears, the methods run as they are written, those of the bases that
+    they reach by ``super()`` included, but what they, and the functions that they call by name, reach as ``F.linear``
+    is the layer. A subclass of the class is another class and must be registered too.
+
+    The layer's forward must live on its module's weight, bias, in_features and out_features alone: there is no module
+    of its own behind a given weight, which may be a part of one, or made of several.
 
     Raises:
         ValueError: no module class, one that is registered already, or one whose methods never call ``F.linear``.
     """
     if not (isinstance(parent, type) and issubclass(parent, nn.Module)):
         raise ValueError(f"register_adapter: expected a class of modules, got {parent!r}")
-    if parent in _registered or _dotted(parent) in _KNOWN:
+    if _known(parent):
         raise ValueError(f"register_adapter: {_dotted(parent)} is registered already")
-    if not _calls_linear(parent):  # type: ignore[arg-type]
+    if not _reached(parent):  # type: ignore[arg-type]
         raise ValueError(
             f"register_adapter: no method of {_dotted(parent)} calls torch.nn.functional.linear, by itself or in a "
             "function that it names; there is no place to put a layer"
@@ -85,24 +87,34 @@ def adapter_of(module: nn.Module | type[nn.Module]) -> Adapter | None:
     """The adapter for a module or its class, patched or not; None for any other, a subclass of a known one included."""
     if isinstance(module, nn.Module) and "forward" in module.__dict__:
         return None
-    cls = original_class(module if isinstance(module, type) else type(module))
-    return _registered.get(cls) or _KNOWN.get(_dotted(cls))
+    return _known(original_class(module if isinstance(module, type) else type(module)))
 
 
-def rewritten(original: type[nn.Module], adapter: Adapter, layer: type[nn.Module]) -> dict[str, Any]:
-    """The forward of a class, and other methods that change, by name, with ``layer`` in the place of ``F.linear``."""
-    rebinding = Rebinding({F.linear: layer_as_function(layer), torch.backends.mha.get_fastpath_enabled: _never})
-    methods = _methods(original)
-    changed: dict[str, Any] = {
-        n: new for n, method in methods.items() if (new := rebinding.function(method)) is not method
-    }
-    forward = changed.get("forward", original.forward)
-    return {**changed, "forward": adapter.around(forward, original.forward) if adapter.around else forward}
+def rewritten(original: type[nn.Module], layer: type[nn.Module]) -> tuple[dict[str, Any], tuple[type[nn.Module], ...]]:
+    """What a class changes to with ``layer`` in the place of ``F.linear``: its methods, and bases to add after it.
+
+    The bases stand before those that the class had, so that ``super()`` in its methods finds theirs changed, too.
+    """
+    rebinding = Rebinding({F.linear: layer_as_function(layer), **_NO_FAST_PATH})
+    own: dict[str, Any] = {}
+    bases: list[type[nn.Module]] = []
+    for cls in _classes(original):
+        methods = _methods(cls)
+        changed: dict[str, Any] = {n: new for n, m in methods.items() if (new := rebinding.function(m)) is not m}
+        around = getattr(_known(cls), "around", None)
+        if around is not None and "forward" in methods:
+            changed["forward"] = around(changed.get("forward", methods["forward"]), methods["forward"])
+        if cls is original:
+            own = changed
+        elif changed:
+            members = {**changed, "__module__": cls.__module__}
+            bases.append(type(f"{cls.__name__}[{layer.__name__}]", (cls,), members))
+    return own, tuple(bases)
 
 
 def routes(module: nn.Module) -> bool:
     """Whether the code of a module's class does arithmetic with weights itself (it may only keep off a fast path)."""
-    return _calls_linear(original_class(type(module)))  # type: ignore[arg-type]
+    return F.linear in _reached(original_class(type(module)))  # type: ignore[arg-type]
 
 
 def _never() -> bool:
@@ -110,21 +122,33 @@ def _never() -> bool:
     return False
 
 
+_NO_FAST_PATH = {torch.backends.mha.get_fastpath_enabled: _never}
+
+
 @functools.lru_cache(maxsize=1024)
-def _calls_linear(cls: type[nn.Module]) -> bool:
-    rebinding = Rebinding({F.linear: None})
-    for method in _methods(cls).values():
-        rebinding.function(method)
-    return F.linear in rebinding.used
+def _reached(cls: type[nn.Module]) -> set[Any]:
+    """What there is to replace in the code that instances of a class run."""
+    rebinding = Rebinding({F.linear: F.linear, **_NO_FAST_PATH})
+    covered: set[str] = set()
+    for base in _classes(cls):
+        methods = _methods(base)
+        for name in methods.keys() - covered:
+            rebinding.function(methods[name])
+        covered |= {name for name, method in methods.items() if "super" not in method.__code__.co_names}
+    return rebinding.used
+
+
+def _known(cls: type) -> Adapter | None:
+    return _registered.get(cls) or _KNOWN.get(_dotted(cls))
+
+
+def _classes(cls: type[nn.Module]) -> list[type[nn.Module]]:
+    """A class and its bases, but for those that every module has."""
+    return [base for base in cls.__mro__ if base not in (object, nn.Module)]
 
 
 def _methods(cls: type[nn.Module]) -> dict[str, types.FunctionType]:
-    """The plain methods of a class and its bases, the last of each name; not those that every module has."""
-    found: dict[str, types.FunctionType] = {}
-    for base in reversed(cls.__mro__):
-        if base not in (object, nn.Module):
-            found.update({n: m for n, m in vars(base).items() if isinstance(m, types.FunctionType) and n[:2] != "__"})
-    return found
+    return {n: m for n, m in vars(cls).items() if isinstance(m, types.FunctionType) and not n.startswith("__")}
 
 
 def _dotted(cls: type) -> str:
