@@ -55,6 +55,25 @@ def helper(x: Tensor, layer: nn.Linear) -> Tensor:
     return torch.nn.functional.linear(x, layer.weight, layer.bias)
 
 
+class Static(nn.Module):
+    """Leaves the arithmetic to a static method and to one of the class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.multiply(x, self.a.weight) + self.scale(x, self.b.weight)
+
+    @staticmethod
+    def multiply(x: Tensor, weight: Tensor) -> Tensor:
+        return F.linear(x, weight)
+
+    @classmethod
+    def scale(cls, x: Tensor, weight: Tensor) -> Tensor:
+        return len(cls.__name__) / len(cls.__name__) * F.linear(x, weight)
+
+
 class Joined(nn.Module):
     """Multiplies by the weights of two layers at once, and by a parameter of its own."""
 
@@ -132,6 +151,15 @@ def test_a_registered_class_runs_the_layer_and_says_which_weights_it_ran_on() ->
     assert [m.flops for m in report.modules] == [2 * 3 * 4 * 4] * 3
     unpatch(model)
     assert state(model)[1:] == before[1:] and [type(m) for m in model.modules()] == [type(m) for m in stock.modules()]
+
+
+def test_static_methods_and_those_of_the_class_are_run_with_the_layer() -> None:
+    zoo.register_adapter(Static)
+    model, x = Static(), torch.randn(2, 4)
+    expected = model(x)
+    patch(model, layer=PLUS_ONE).raise_for_failure()
+    torch.testing.assert_close(model(x), expected + 2)
+    assert coverage(model, x).share == 1
 
 
 def test_a_weight_made_of_several_and_one_of_the_parents_own_count_with_the_layers() -> None:

@@ -100,7 +100,10 @@ def rewritten(original: type[nn.Module], layer: type[nn.Module]) -> tuple[dict[s
     bases: list[type[nn.Module]] = []
     for cls in _classes(original):
         methods = _methods(cls)
-        changed: dict[str, Any] = {n: new for n, m in methods.items() if (new := rebinding.function(m)) is not m}
+        changed: dict[str, Any] = {}
+        for name, method in methods.items():
+            if (new := rebinding.function(_function(method))) is not _function(method):
+                changed[name] = new if method is _function(method) else type(method)(new)
         around = getattr(_known(cls), "around", None)
         if around is not None and "forward" in methods:
             changed["forward"] = around(changed.get("forward", methods["forward"]), methods["forward"])
@@ -133,8 +136,8 @@ def _reached(cls: type[nn.Module]) -> set[Any]:
     for base in _classes(cls):
         methods = _methods(base)
         for name in methods.keys() - covered:
-            rebinding.function(methods[name])
-        covered |= {name for name, method in methods.items() if "super" not in method.__code__.co_names}
+            rebinding.function(_function(methods[name]))
+        covered |= {name for name, method in methods.items() if "super" not in _function(method).__code__.co_names}
     return rebinding.used
 
 
@@ -147,8 +150,13 @@ def _classes(cls: type[nn.Module]) -> list[type[nn.Module]]:
     return [base for base in cls.__mro__ if base not in (object, nn.Module)]
 
 
-def _methods(cls: type[nn.Module]) -> dict[str, types.FunctionType]:
-    return {n: m for n, m in vars(cls).items() if isinstance(m, types.FunctionType) and not n.startswith("__")}
+def _methods(cls: type[nn.Module]) -> dict[str, Any]:
+    """The methods that a class defines, static ones and such of the class included; none that Python calls itself."""
+    return {n: m for n, m in vars(cls).items() if isinstance(_function(m), types.FunctionType) and n[:2] != "__"}
+
+
+def _function(method: Any) -> Any:
+    return getattr(method, "__func__", method)
 
 
 def _dotted(cls: type) -> str:
