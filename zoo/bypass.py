@@ -33,27 +33,22 @@ from zoo.reading import (
     paths_of,
 )
 
-__all__ = ["readers", "weights_read_past_forward"]
+__all__ = ["weights_read_past_forward"]
 
 _READ = {"weight", "bias"}
 
 
-def weights_read_past_forward(model: nn.Module) -> dict[nn.Module, str]:
-    """Each module whose weight some parent reads past its forward -> where, in words."""
-    return {child: next(iter(places.values())) for child, places in readers(model).items()}
-
-
-def readers(model: nn.Module) -> dict[nn.Module, dict[nn.Module, str]]:
+def weights_read_past_forward(model: nn.Module) -> dict[nn.Module, dict[nn.Module, str]]:
     """Each module whose weight is read past its forward -> the parents that do, and where, in words."""
     found: dict[nn.Module, dict[nn.Module, str]] = {}
-    of_class: dict[tuple[type, Any], _Reader] = {}
+    readers: dict[tuple[type, Any], _Reader] = {}
     for parent in model.modules():
         forward = function_of(parent.__dict__.get("forward", inspect.getattr_static(type(parent), "forward")))
         key = type(parent), forward
-        if forward is not None and key not in of_class:
-            of_class[key] = _Reader(type(parent))
-            of_class[key].read(forward, {name: {()} for name in _names_of_self(forward, parent)})
-        for path, where in of_class[key].found.items() if key in of_class else ():
+        if forward is not None and key not in readers:
+            readers[key] = _Reader(type(parent))
+            readers[key].read(forward, {name: {()} for name in _names_of_self(forward, parent)})
+        for path, where in readers[key].found.items() if key in readers else ():
             for child in _resolve(parent, path):
                 found.setdefault(child, {}).setdefault(parent, where)
     return found

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from zoo.bypass import readers
+from zoo.bypass import weights_read_past_forward
 from zoo.layers._fallback import alters_torch_functions
 from zoo.layers.adapters import adapter_of, routes, unfit
 from zoo.layers.patched import Patched
@@ -65,7 +65,7 @@ def plan(model: nn.Module, rule: Rule, *, strict: bool, probed: bool = False, bu
     """
     names = names_of(model, rule.kind)
     asked = selected(model, names, rule, strict=strict) - set(but)
-    read_by = readers(model)
+    read_by = weights_read_past_forward(model)
     past: dict[nn.Module, str] = {}
     for module, places in read_by.items():
         for parent, where in places.items():

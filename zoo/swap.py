@@ -68,9 +68,10 @@ def patch(
             back. The probe leaves the model's modes and buffers and the random number generators as they were.
 
     A parent that reads the weight of a layer past its forward is patched with it where zoo has an adapter for its class
-    (:func:`zoo.register_adapter`): MultiheadAttention, for one, whose in-projection then runs as the layer too. Such a
-    parent runs one layer for all the weights that it reads, so ``only`` selects all of them or none. In any other
-    parent the layer is left alone, unless the probe shows it running in both modes.
+    (:func:`zoo.register_adapter`): MultiheadAttention, for one, whose in-projection then runs as the layer too, and
+    TransformerEncoderLayer, which then leaves out its fused fast path. A parent that does the arithmetic runs one layer
+    for all the weights that it reads, so ``only`` selects all of them or none. In any other parent the layer is left
+    alone, unless the probe shows it running in both modes.
 
     A second patch adds to the first; :func:`unpatch` undoes all. The choice stays with the model: a head that
     ``reset_classifier`` makes, deep copies and EMA copies follow it.

@@ -45,7 +45,7 @@ def layer_as_function(layer: type[nn.Module]) -> Callable[..., Tensor]:
         if torch.compiler.is_compiling() or not given_listeners:
             return run(input, weight, bias)
         call: Callable[[], Tensor] = functools.partial(run, input, weight, bias)
-        for listener in given_listeners:
+        for listener in tuple(given_listeners):  # other threads add theirs
             call = functools.partial(listener, weight, call)
         return call()
 

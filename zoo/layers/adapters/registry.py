@@ -62,7 +62,8 @@ def register_adapter(parent: _C) -> _C:
     weight of an ``nn.Linear`` below it, and maybe with parameters of its own too; also for a subclass of ``nn.Linear``
     with such a forward. When a patch swaps those Linears, the methods run as they are written, those of the bases that
     they reach by ``super()`` included, but what they, and the functions that they call by name, reach as ``F.linear``
-    is the layer. A subclass of the class is another class and must be registered too.
+    is the layer. A weight that they use in another way still goes past it: coverage, and a patch with ``example``, say
+    so. A subclass of the class is another class and must be registered too.
 
     The layer's forward must live on its module's weight, bias, in_features and out_features alone: there is no module
     of its own behind a given weight, which may be a part of one, or made of several.
