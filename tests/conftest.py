@@ -38,8 +38,9 @@ def _registries_as_before() -> Iterator[None]:
     """What a test registers, in a README block or an example that it runs too, is gone after it."""
     from zoo import registry as models
     from zoo.layers import registry as layers
+    from zoo.layers.adapters import registry as adapters
 
-    with patch.dict(models._builders), patch.dict(layers._layers):
+    with patch.dict(models._builders), patch.dict(layers._layers), patch.dict(adapters._registered):
         yield
 
 

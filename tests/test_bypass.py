@@ -12,7 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.bypass import weights_read_past_forward
+from zoo import bypass
+
+
+def weights_read_past_forward(model: nn.Module) -> dict[nn.Module, str]:
+    """Each module whose weight is read -> where, for the first reader."""
+    return {child: next(iter(places.values())) for child, places in bypass.weights_read_past_forward(model).items()}
 
 
 class Net(nn.Module):
@@ -289,3 +294,13 @@ def test_a_traced_graph_is_read() -> None:
 def test_torchs_own_attention() -> None:
     model = nn.TransformerEncoderLayer(8, 2, 16)
     assert set(weights_read_past_forward(model)) >= {model.self_attn.out_proj, model.linear1, model.linear2}
+
+
+def test_every_reader_is_named() -> None:
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
+    layer = model.layers[0]
+    found = bypass.weights_read_past_forward(model)
+    assert set(found[layer.self_attn.out_proj]) == {model, layer, layer.self_attn}
+    assert set(found[layer.linear1]) == {model, layer}
+    assert found[layer.linear1][layer] == "TransformerEncoderLayer.forward reads its weight past its forward"
+    assert bypass.weights_read_past_forward(nn.Sequential(nn.Linear(4, 4))) == {}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from zoo.derived import Derived, derive, without
+from zoo.derived import Derived, derive, original_class, without
 
 
 class Marked(Derived):
@@ -45,6 +45,13 @@ def test_without_takes_one_layer_out_of_a_stack() -> None:
     assert without(stack, Other).__bases__ == (Marked, nn.Linear)
     below = without(stack, Marked)
     assert below.__bases__ == (Other, nn.Linear) and below.zoo_base is nn.Linear and below.__name__ == "Linear"
+
+
+def test_the_original_is_under_all_that_was_made_over_it() -> None:
+    assert original_class(nn.Linear) is nn.Linear
+    assert original_class(other(marked(nn.Linear, "x"))) is nn.Linear
+    by_others = type("Extra", (marked(nn.Linear, "x"),), {})
+    assert original_class(by_others) is by_others
 
 
 def test_without_rebuilds_a_class_that_others_made_over_it() -> None:

@@ -12,7 +12,7 @@ from zoo import layers, ops
 from zoo.checkpoint import load, load_checkpoint, save_checkpoint
 from zoo.coverage import CoverageReport, coverage
 from zoo.factory import create
-from zoo.layers import list_layers, register_layer
+from zoo.layers import list_layers, register_adapter, register_layer
 from zoo.parity import ParityReport, parity
 from zoo.registry import list_models, register_model
 from zoo.report import CheckFailed
@@ -38,6 +38,7 @@ __all__ = [
     "ops",
     "parity",
     "patch",
+    "register_adapter",
     "register_layer",
     "register_model",
     "save_checkpoint",

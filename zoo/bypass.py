@@ -38,9 +38,9 @@ __all__ = ["weights_read_past_forward"]
 _READ = {"weight", "bias"}
 
 
-def weights_read_past_forward(model: nn.Module) -> dict[nn.Module, str]:
-    """Each module whose weight some parent reads past its forward -> where, in words."""
-    found: dict[nn.Module, str] = {}
+def weights_read_past_forward(model: nn.Module) -> dict[nn.Module, dict[nn.Module, str]]:
+    """Each module whose weight is read past its forward -> the parents that do, and where, in words."""
+    found: dict[nn.Module, dict[nn.Module, str]] = {}
     readers: dict[tuple[type, Any], _Reader] = {}
     for parent in model.modules():
         forward = function_of(parent.__dict__.get("forward", inspect.getattr_static(type(parent), "forward")))
@@ -50,7 +50,7 @@ def weights_read_past_forward(model: nn.Module) -> dict[nn.Module, str]:
             readers[key].read(forward, {name: {()} for name in _names_of_self(forward, parent)})
         for path, where in readers[key].found.items() if key in readers else ():
             for child in _resolve(parent, path):
-                found.setdefault(child, where)
+                found.setdefault(child, {}).setdefault(parent, where)
     return found
 
 

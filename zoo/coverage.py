@@ -8,12 +8,11 @@ from typing import Any, Literal
 
 from torch import nn
 
-from zoo.bypass import weights_read_past_forward
 from zoo.isolation import undisturbed
 from zoo.layers.registry import custom_layer, stock_kind
+from zoo.planning import plan
 from zoo.policy import NOT_SELECTED, policy_of
 from zoo.report import Report
-from zoo.selection import names_of, selected, unswappable
 from zoo.state_dict import unwrap
 from zoo.watching import watch
 
@@ -30,15 +29,18 @@ class ModuleCoverage:
     name: str
     kind: str
     status: Status
-    """"custom": its own kernel ran in every call. "fell back": some calls went to torch. "never called": a custom
-    layer whose forward nobody called. "skipped": not a custom layer."""
+    """"custom": its own kernel ran in every call, be it a call of the layer or one in an adapted parent on its weight.
+    "fell back": some calls went to torch. "never called": a custom layer whose forward nobody called. "skipped": not a
+    custom layer."""
     layer: str | None
     """The registered name of the custom layer, or None."""
     calls: int
     fallbacks: dict[str, int]
     """Reason -> number of calls that fell back."""
     flops: int
-    """Of its forwards, 2 M N K a product; of a custom layer's never less than the stock layer's would have been."""
+    """Of its forwards, 2 M N K a product; of a custom layer's never less than the stock layer's would have been.
+    What an adapted parent multiplies by weights of its own, as MultiheadAttention does for its in-projection, counts
+    with the first layer below it."""
     reason: str
     """Why it was never called or skipped; empty for the others."""
     fault: bool
@@ -87,7 +89,7 @@ def coverage(model: nn.Module, *inputs: Any) -> CoverageReport:
     uncompiled, and of DataParallel and DistributedDataParallel the module inside.
     """
     named = [(name, module, kind) for name, module in model.named_modules() if (kind := stock_kind(module))]
-    with undisturbed(model), watch(module for _, module, _ in named) as seen:
+    with undisturbed(model), watch([m for _, m, _ in named], model.modules()) as seen:
         unwrap(model)(*inputs)
     reasons = _Reasons(model)
     modules, custom_flops = [], 0
@@ -99,7 +101,7 @@ def coverage(model: nn.Module, *inputs: Any) -> CoverageReport:
         status: Status
         if layer is None:
             status = "skipped"
-            reason = passed or reasons.of(module, kind)
+            reason = passed or reasons.of(module)
             fault = reason == _LOST
         elif not calls:
             status = "never called"
@@ -115,17 +117,16 @@ class _Reasons:
     """Why layers are stock ones, in the light of the policies that lie on the model and its parts."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._past = weights_read_past_forward(model)
-        self._asked: set[nn.Module] = set()
-        parts = [part for part in model.modules() if policy_of(part)]
-        self._patched = bool(parts)
-        for part in parts:
-            for rule in policy_of(part):
-                self._asked |= selected(part, names_of(part, rule.kind), rule, strict=False)
+        plans = [plan(part, rule, strict=False) for part in model.modules() for rule in policy_of(part)]
+        self._patched = bool(plans)
+        self._reasons: dict[nn.Module, str] = {}
+        for made in plans:
+            for name, reason in made.skipped.items():
+                if reason != NOT_SELECTED:
+                    self._reasons.setdefault(made.modules[name], reason)
+            self._reasons |= dict.fromkeys(made.layers.values(), _LOST)
 
-    def of(self, module: nn.Module, kind: str) -> str:
+    def of(self, module: nn.Module) -> str:
         if not self._patched:
             return "the model was not patched"
-        if module not in self._asked:
-            return NOT_SELECTED
-        return unswappable(module, kind) or self._past.get(module) or _LOST
+        return self._reasons.get(module, NOT_SELECTED)

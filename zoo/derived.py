@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["Derived", "derive", "without"]
+__all__ = ["Derived", "derive", "original_class", "without"]
 
 _OF_THE_CLASS_ITSELF = ("__dict__", "__weakref__")
 
@@ -52,6 +52,13 @@ def derive(
     places = {key: getattr(base, key) for key in ("__module__", "__doc__")}
     members = {**places, "zoo_base": base, "zoo_recipe": recipe, **attributes}
     return types.new_class(name, bases, exec_body=lambda namespace: namespace.update(members))
+
+
+def original_class(cls: type[nn.Module]) -> type[nn.Module]:
+    """The class that was there before any was made over it; one that others made over it again is its own original."""
+    while "zoo_recipe" in vars(cls):
+        cls = cls.zoo_base  # type: ignore[attr-defined]
+    return cls
 
 
 def without(cls: type[nn.Module], mixin: type[Derived]) -> type[nn.Module]:

@@ -10,8 +10,9 @@ from torch.nn.utils import parametrize
 
 from zoo.derived import without
 from zoo.layers._fallback import alters_torch_functions
+from zoo.layers.adapters import adapter_of, unfit
 from zoo.layers.patched import Patched
-from zoo.layers.registry import custom_layer, kind_of
+from zoo.layers.registry import custom_layer, get_layer, kind_of
 from zoo.models.head import head_names
 from zoo.naming import unknown_name
 from zoo.ops import DTYPES
@@ -70,8 +71,8 @@ def _refuse_idle(rule: Rule, matches: dict[str, set[nn.Module]], known: list[str
         raise unknown_name(f"{rule.kind} layer", glob, known, remedy="A glob in only must match a layer of the model")
 
 
-def unswappable(module: nn.Module, kind: str) -> str | None:  # noqa: PLR0911 - one reason a line
-    """Why a module cannot become another layer in place, in plain words; or None."""
+def unswappable(module: nn.Module, kind: str, layer: str) -> str | None:  # noqa: PLR0911 - one reason a line
+    """Why a module cannot become the layer of that name in place, in plain words; or None."""
     stock, cls = kind_of(kind).stock, without(type(module), Patched)
     if isinstance(module, nn.modules.lazy.LazyModuleMixin):
         return "lazy: its first forward makes it what it will be; patch again after that"
@@ -81,8 +82,11 @@ def unswappable(module: nn.Module, kind: str) -> str | None:  # noqa: PLR0911 - 
         return "parametrized: its weight is computed; patch before the parametrization is registered"
     if not isinstance(module, Patched) and (built_as := custom_layer(module, kind)):
         return f"it was built as the layer {built_as!r}"
-    if cls.forward is not stock.forward or cls.__call__ is not stock.__call__:
+    adapted = adapter_of(module) is not None
+    if (cls.forward is not stock.forward and not adapted) or cls.__call__ is not stock.__call__:
         return f"its class {cls.__module__}.{cls.__qualname__} has a forward of its own"
+    if adapted and (why := unfit(get_layer(kind, layer))):
+        return f"its class {cls.__module__}.{cls.__qualname__} has a forward of its own, and the layer {layer!r} {why}"
     weight = getattr(module, "weight", None)
     if not isinstance(weight, torch.Tensor):
         return "it has no weight tensor"

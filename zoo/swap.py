@@ -13,13 +13,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from zoo.bypass import weights_read_past_forward
 from zoo.isolation import undisturbed
 from zoo.layers.patched import Patched, adopt, all_or_nothing, release
-from zoo.layers.registry import custom_layer, get_layer
+from zoo.layers.registry import get_layer
+from zoo.planning import plan, runs
 from zoo.policy import NOT_SELECTED, Only, Rule, forget, policy_of, remember
 from zoo.report import Report
-from zoo.selection import names_of, selected, unswappable
 from zoo.state_dict import unwrap
 from zoo.watching import Watch, watch
 
@@ -68,8 +67,13 @@ def patch(
             and one in eval mode without gradients prove that what is reported as swapped runs; what did not run is put
             back. The probe leaves the model's modes and buffers and the random number generators as they were.
 
-    A layer whose weight its parent reads past its forward is left alone, unless the probe shows it running in both
-    modes. A second patch adds to the first; :func:`unpatch` undoes all. The choice stays with the model: a head that
+    A parent that reads the weight of a layer past its forward is patched with it where zoo has an adapter for its class
+    (:func:`zoo.register_adapter`): MultiheadAttention, for one, whose in-projection then runs as the layer too, and
+    TransformerEncoderLayer, which then leaves out its fused fast path. A parent that does the arithmetic runs one layer
+    for all the weights that it reads, so ``only`` selects all of them or none. In any other parent the layer is left
+    alone, unless the probe shows it running in both modes.
+
+    A second patch adds to the first; :func:`unpatch` undoes all. The choice stays with the model: a head that
     ``reset_classifier`` makes, deep copies and EMA copies follow it.
 
     Raises:
@@ -107,39 +111,22 @@ def _apply(
     model: nn.Module, rule: Rule, *, strict: bool, example: Any = None, but: Collection[nn.Module] = ()
 ) -> SwapReport:
     get_layer(rule.kind, rule.layer)
-    names = names_of(model, rule.kind)
-    asked = selected(model, names, rule, strict=strict) - set(but)
-    past = weights_read_past_forward(model)
-    skipped: dict[str, str] = {}
-    candidates: dict[str, nn.Module] = {}
-    for module, (name, *_) in names.items():
-        if custom_layer(module, rule.kind) == rule.layer:
-            candidates[name] = module
-        elif module not in asked:
-            skipped[name] = NOT_SELECTED
-        elif reason := unswappable(module, rule.kind):
-            skipped[name] = reason
-        elif module in past and example is None:
-            skipped[name] = f"{past[module]}; pass example= to see whether it runs nevertheless"
-        else:
-            candidates[name] = module
-    with all_or_nothing(candidates.values()):
-        for module in candidates.values():
-            if custom_layer(module, rule.kind) != rule.layer:
+    planned = plan(model, rule, strict=strict, probed=example is not None, but=but)
+    with all_or_nothing([*planned.layers.values(), *planned.parents]):
+        for module in [*planned.layers.values(), *planned.parents]:
+            if not runs(module, rule):
                 if isinstance(module, Patched):
                     release(module)
                 adopt(module, rule.kind, rule.layer)
         if example is not None:
-            for name, reason in _idle(model, candidates, past, example).items():
-                if isinstance(candidates[name], Patched):
-                    release(candidates[name])
-                skipped[name] = reason
-    order = [name for name, *_ in names.values()]
+            for module in planned.skip(_idle(model, planned.layers, planned.past, example), settled=planned.parents):
+                if isinstance(module, Patched):
+                    release(module)
     return SwapReport(
         rule.kind,
         rule.layer,
-        tuple(name for name in order if name not in skipped),
-        {name: skipped[name] for name in order if name in skipped},
+        tuple(name for name in planned.modules if name in planned.layers),
+        {name: planned.skipped[name] for name in planned.modules if name in planned.skipped},
         proven=example is not None,
     )
 
@@ -154,7 +141,7 @@ def _idle(model: nn.Module, layers: dict[str, nn.Module], past: dict[nn.Module, 
     for mode in ("training", "eval"):
         training = mode == "training"
         with_grad = training and not torch.is_inference_mode_enabled()
-        with undisturbed(model), torch.set_grad_enabled(with_grad), watch(layers.values()) as seen:
+        with undisturbed(model), torch.set_grad_enabled(with_grad), watch(layers.values(), model.modules()) as seen:
             model.train(training)
             try:
                 unwrap(model)(*arguments)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,15 +14,21 @@ from torch.nn.parameter import is_lazy
 
 from zoo.flops import FlopCounter
 from zoo.layers._fallback import fallback_listeners
+from zoo.layers.adapters import given_listeners
+from zoo.layers.patched import Patched
 from zoo.layers.registry import KINDS, custom_layer, stock_kind
 
 __all__ = ["Watch", "watch"]
 
 
+_Part = tuple[nn.Module, bool, int]
+"""A module that a weight stands for, whether it is that module's own, and its number of elements."""
+
+
 class Watch(FlopCounter):
     """What happened to some modules, by their ids."""
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
+    def __init__(self, modules: Iterable[nn.Module], parents: Iterable[nn.Module]) -> None:
         super().__init__()
         self.calls: Counter[int] = Counter()
         self.flops: Counter[int] = Counter()
@@ -34,16 +40,35 @@ class Watch(FlopCounter):
         self._watched = {id(module) for module in modules}
         self._thread = threading.get_ident()
         self._owners: dict[int, list[int]] = defaultdict(list)
+        self._parts: dict[int, list[_Part]] = {}
+        self._kept: list[Tensor] = []
         for module in modules:
             for weight in _weights(module):
                 self._owners[id(weight)].append(id(module))
+                self._parts.setdefault(id(weight), [(module, True, weight.numel())])
+        for parent in parents:
+            # what a parent has of its own, such as a packed in-projection, counts with the first layer below it
+            layer = next((module for module in parent.modules() if id(module) in self._watched), None)
+            if layer is not None and layer is not parent and isinstance(parent, Patched):
+                for weight in _weights(parent):
+                    self._parts.setdefault(id(weight), [(layer, False, weight.numel())])
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for argument in _tensors(args):
             owners = self._owners.get(id(argument), ())
             if owners and not any(argument is weight for module, _ in self.running for weight in _weights(module)):
                 self.past.update((owner, str(func)) for owner in owners if owner not in self.past)
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        output = super().__torch_dispatch__(func, types, args, kwargs)
+        if isinstance(output, Tensor) and not self.running:
+            self._note_made_of(output, list(_tensors(args)))
+        return output
+
+    def _note_made_of(self, output: Tensor, arguments: list[Tensor]) -> None:
+        """A weight may be computed from others, as the concatenation of several: from nothing but parameters."""
+        parts = [part for argument in arguments for part in self._parts.get(id(argument), ())]
+        if parts and all(isinstance(a, nn.Parameter) or id(a) in self._parts for a in arguments):
+            self._parts.setdefault(id(output), parts)
+            self._kept.append(output)  # for as long as its id stands for it
 
     def before(self, module: nn.Module, args: Any) -> None:
         if self._concerns(module):
@@ -52,21 +77,43 @@ class Watch(FlopCounter):
     def after(self, module: nn.Module, args: Any, output: Any) -> None:
         if not self._concerns(module):
             return
+        kind = stock_kind(module)
+        custom = kind and custom_layer(module, kind) and isinstance(output, Tensor)
+        self.flops[id(module)] += self._ended(module, KINDS[kind].flops(module, output) if kind and custom else 0)
+        self.calls[id(module)] += 1
+
+    def _ended(self, module: nn.Module, least: int) -> int:
+        """The FLOPs of a call that ended. A kernel without a formula did at least what the stock layer would have."""
         begun = self.total
         while self.running:  # calls that ended in an exception have left theirs behind
             called, begun = self.running.pop()
             if called is module:
                 break
-        kind = stock_kind(module)
-        if kind and custom_layer(module, kind) and isinstance(output, Tensor):
-            # a kernel without a formula did at least what the stock layer would have done
-            self.total = max(self.total, begun + KINDS[kind].flops(module, output))
-        self.calls[id(module)] += 1
-        self.flops[id(module)] += self.total - begun
+        self.total = max(self.total, begun + least)
+        return self.total - begun
+
+    def given(self, weight: Tensor, call: Callable[[], Tensor]) -> Tensor:
+        """A layer runs on a weight that a parent handed it."""
+        parts = self._parts.get(id(weight)) or self._parts.get(id(weight._base))
+        if not parts or threading.get_ident() != self._thread:
+            return call()
+        first, own, _ = parts[0]
+        if own and self.running and self.running[-1][0] is first:  # in its own forward, which is counted already
+            return call()
+        self.running.append((first, self.total))
+        output = call()
+        flops = self._ended(first, 2 * output.numel() * weight.shape[1])
+        size = sum(n for *_, n in parts)
+        for module, own, n in parts:
+            self.calls[id(module)] += own
+            self.flops[id(module)] += flops * n // size
+        return output
 
     def fell_back(self, module: nn.Module, reason: str) -> None:
         if self._concerns(module):
             self.fallbacks[id(module)][reason] += 1
+        elif "weight" in module.__dict__ and self.running and threading.get_ident() == self._thread:
+            self.fallbacks[id(self.running[-1][0])][reason] += 1  # one that runs on a given weight
 
     def _concerns(self, module: nn.Module) -> bool:
         """Whether it is watched, or shares a weight with one that is."""
@@ -75,16 +122,20 @@ class Watch(FlopCounter):
 
 
 @contextlib.contextmanager
-def watch(modules: Iterable[nn.Module]) -> Iterator[Watch]:
+def watch(modules: Iterable[nn.Module], parents: Iterable[nn.Module] = ()) -> Iterator[Watch]:
     """Watch what this thread runs inside. What is compiled runs uncompiled, as under any dispatch mode.
+
+    Of the ``parents``, those that were adapted count what they multiply by weights of their own, with a layer in them.
 
     The hooks are global ones, for one on a module itself would change what runs: it turns the encoder's fast path off.
     As all hooks do, they miss a parent that calls ``child.forward(x)`` instead of ``child(x)``.
     """
-    watching = Watch(list(modules))
+    watching = Watch(list(modules), parents)
     with contextlib.ExitStack() as stack:
         fallback_listeners.append(watching.fell_back)
         stack.callback(fallback_listeners.remove, watching.fell_back)
+        given_listeners.append(watching.given)
+        stack.callback(given_listeners.remove, watching.given)
         stack.enter_context(torch_module.register_module_forward_pre_hook(watching.before))
         stack.enter_context(torch_module.register_module_forward_hook(watching.after))
         stack.enter_context(watching)

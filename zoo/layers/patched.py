@@ -1,19 +1,21 @@
 """The classes that patched modules have: a swap changes a module's class and nothing else.
 
-The new class is made from the layer to run and the class that the module had.
+The new class is made from the layer to run and the class that the module had; where there is an adapter for that class,
+from its own methods with the layer in the place of ``F.linear``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch import nn
 
-from zoo.derived import Derived, derive, without
-from zoo.layers.registry import get_layer
+from zoo.derived import Derived, derive, original_class, without
+from zoo.layers.adapters import Adapter, adapter_of, rewritten
+from zoo.layers.registry import get_layer, kind_of
 
 __all__ = ["Patched", "adopt", "all_or_nothing", "release"]
 
@@ -26,29 +28,49 @@ class Patched(Derived):
 
     zoo_kind: str
     zoo_layer: str
+    zoo_forward: Callable[..., Any]
+    """Of a module with an adapter: its own forward, with the layer in it."""
 
 
 def _patched_class(original: type[nn.Module], kind: str, layer: str) -> type[nn.Module]:
     """The class of a module of class ``original`` that runs the layer of that name."""
-    return _make(original, kind, layer, get_layer(kind, layer))  # type: ignore[arg-type]
+    return _make(original, kind, layer, get_layer(kind, layer), _adapter(original, kind))  # type: ignore[arg-type]
+
+
+def _adapter(original: type[nn.Module], kind: str) -> Adapter | None:
+    adapter = adapter_of(original)
+    if adapter is None and not issubclass(original, kind_of(kind).stock):
+        name = f"{original.__module__}.{original.__qualname__}"
+        raise ValueError(f"no adapter is registered for {name}; register it with zoo.register_adapter({name})")
+    return adapter
 
 
 @functools.cache
-def _make(original: type[nn.Module], kind: str, layer: str, layer_class: type[nn.Module]) -> type[nn.Module]:
-    bases = (Patched, layer_class) if issubclass(layer_class, original) else (Patched, layer_class, original)
+def _make(
+    original: type[nn.Module], kind: str, layer: str, layer_class: type[nn.Module], adapter: Adapter | None
+) -> type[nn.Module]:
     recipe = (_patched_class, kind, layer)
-    return derive(f"{original.__name__}[{layer}]", bases, original, recipe, zoo_kind=kind, zoo_layer=layer)
+    name, marks = f"{original.__name__}[{layer}]", {"zoo_kind": kind, "zoo_layer": layer}
+    if adapter is not None:
+        methods, below = rewritten(original_class(original), layer_class)
+        made = derive(name, (Patched, original, *below), original, recipe, **marks, **methods)
+        made.zoo_forward = made.forward  # type: ignore[attr-defined]
+        return made
+    bases = (Patched, layer_class) if issubclass(layer_class, original) else (Patched, layer_class, original)
+    return derive(name, bases, original, recipe, **marks)
 
 
 def adopt(module: nn.Module, kind: str, layer: str) -> None:
     """Turn ``module`` into the layer of that name, in place. The layer's own ``adopt`` may add to it.
+
+    A module with an adapter keeps its methods, with the layer in them.
 
     Raises:
         ValueError: that ``adopt`` did more than add attributes and non-persistent buffers.
     """
     module.__class__ = _patched_class(type(module), kind, layer)
     hook = getattr(get_layer(kind, layer), "adopt", None)
-    if hook is None:
+    if hook is None or adapter_of(module) is not None:
         return
     before = _attributes(module)
     hook(module)

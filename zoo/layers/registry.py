@@ -129,6 +129,8 @@ def custom_layer(module: nn.Module, kind: str) -> str | None:
     if "forward" in module.__dict__:
         return None
     forward = type(module).forward
+    if forward is getattr(type(module), "zoo_forward", None):  # its own, with the layer in it
+        return module.zoo_layer if module.zoo_kind == kind else None  # type: ignore[return-value]
     names = [name for (k, name), layer in _layers.items() if k == kind and layer.forward is forward]
     patched_as = getattr(module, "zoo_layer", None)
     return patched_as if patched_as in names else names[0] if names else None

@@ -1,0 +1,66 @@
+"""Runs a registered layer on a weight that some other module hands it."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+__all__ = ["GivenListener", "given_listeners", "layer_as_function", "unfit"]
+
+
+class GivenListener(Protocol):
+    """Sees each call on a given weight; must return what ``call()`` returns."""
+
+    def __call__(self, weight: Tensor, call: Callable[[], Tensor]) -> Tensor: ...
+
+
+given_listeners: list[GivenListener] = []
+"""Coverage adds one while it watches a forward."""
+
+
+def layer_as_function(layer: type[nn.Module]) -> Callable[..., Tensor]:
+    """``f(input, weight, bias=None)``, to be called in the place of ``F.linear``: the layer's forward on that weight.
+
+    A vector for a weight, which ``F.linear`` takes too, is no Linear's and stays with it.
+    """
+
+    def run(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        # a module only to the layer's forward; made by hand, for a module's own __init__ takes longer than a kernel
+        module = layer.__new__(layer)
+        rows, columns = weight.shape
+        module.__dict__.update(
+            _parameters={}, _buffers={}, _modules={}, weight=weight, bias=bias, in_features=columns, out_features=rows
+        )
+        return layer.forward(module, input)
+
+    def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if weight.dim() != 2:
+            return F.linear(input, weight, bias)
+        if torch.compiler.is_compiling() or not given_listeners:
+            return run(input, weight, bias)
+        call: Callable[[], Tensor] = functools.partial(run, input, weight, bias)
+        for listener in tuple(given_listeners):  # other threads add theirs
+            call = functools.partial(listener, weight, call)
+        return call()
+
+    return linear
+
+
+def unfit(layer: type[nn.Module]) -> str | None:
+    """Why a layer cannot run on a given weight, in plain words; or None."""
+    if hasattr(layer, "adopt"):
+        return "keeps things of its own in the module (adopt)"
+    if "training" in _names_of(layer.forward):
+        return "asks whether its module is in training"
+    return None
+
+
+def _names_of(forward: Any) -> tuple[str, ...]:
+    code = getattr(forward, "__code__", None)
+    return code.co_names if isinstance(code, types.CodeType) else ()
