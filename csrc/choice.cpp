@@ -153,11 +153,11 @@ Candidate mma(const Query& q) {
   return c;
 }
 
-Candidate cublas(const Query& q) {
+Candidate cublas(const Query& q, const Forced& forced) {
   Candidate c;
   c.choice.kernel = Kernel::cublas;
   if (q.M == 0 || q.N == 0 || q.K == 0 || q.batch == 0) c.why_not = "nothing to multiply";
-  else if (q.type != Type::f64 && q.capability == 90 && q.hopper && q.batch == 1) {
+  else if (!forced.kernel && q.type != Type::f64 && q.capability == 90 && q.hopper && q.batch == 1) {
     c.why_not = "slower here than zoo's own, or less accurate";
   }
   // MFLOP a microsecond and processor, of a chip of this kind
@@ -265,7 +265,7 @@ Candidate candidate(const Query& q, Kernel kernel, const Forced& forced = {}) {
   switch (kernel) {
     case Kernel::tiled: return tiled(q);
     case Kernel::gemv: return gemv(q);
-    case Kernel::cublas: return cublas(q);
+    case Kernel::cublas: return cublas(q, forced);
     case Kernel::mma: return mma(q);
     case Kernel::small: return small(q);
     default: return by_tiles(q, kernel, forced);

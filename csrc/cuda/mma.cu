@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kThreads, 1) mma_kernel(Product p) {
         const int64_t m = m0 + wm + 16 * i + lane / 4 + 8 * half;
         if (m >= p.M) continue;
         auto put = [&](T* to, float v0, float v1) {
-          const T both[2] = {narrow<T>(v0), narrow<T>(v1)};
+          __align__(4) const T both[2] = {narrow<T>(v0), narrow<T>(v1)};
           if (pairs) {
             *reinterpret_cast<uint32_t*>(to) = *reinterpret_cast<const uint32_t*>(both);
           } else {

@@ -273,7 +273,8 @@ bool run_backward(const Backward& b, const Tensor& like, const Launch& launch) {
   dw.a = {b.grad.data, 0, 1, ld};
   const Query dx_query = query_of(dx, type, launch), dw_query = query_of(dw, type, launch);
   if (dx_query.capability != 90 || !dx_query.hopper) return false;
-  const Choice dx_choice = choice_of(dx_query), dw_choice = choice_of(dw_query);
+  const Choice dx_choice = b.input_grad ? choice_of(dx_query) : Choice{};
+  const Choice dw_choice = b.weight_grad ? choice_of(dw_query) : Choice{};
   const bool f32 = type == Type::f32;
   const auto takes_planes = [](const Choice& c) { return by_planes(c) && !c.pack_a; };
   if (f32 && ((b.input_grad && !takes_planes(dx_choice)) || (b.weight_grad && !takes_planes(dw_choice)) ||

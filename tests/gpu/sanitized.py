@@ -24,7 +24,8 @@ def hopper():
             y, z = torch.ops.zoo.linear_activation(x, w, b, "gelu", True)
             if kernel != "gemv":
                 torch.ops.zoo.linear_backward(y, z, x, w, "gelu", True, True, True)
-                ops.linear(x[:, :129], w[:, :129], b)  # rows that TMA cannot read
+                ops.linear(x[:, 1:130], w[:, 1:130], b)  # rows that TMA cannot read
+                ops.linear(x[:, ::2], w[:, ::2], b)
     del os.environ["ZOO_LINEAR_KERNEL"]
 
 

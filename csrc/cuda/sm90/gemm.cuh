@@ -496,6 +496,17 @@ struct Kernel {
     return any;
   }
 
+  // The first planes are rounded up by as much as one part in 500, and their product may overflow where float32's does not.
+  __device__ __forceinline__ bool overflown(const Accumulators& acc) {
+    bool any = false;
+#pragma unroll
+    for (int s = 0; s < C::strips; ++s) {
+#pragma unroll
+      for (int j = 0; j < C::n / 2; ++j) any |= !(fabsf(acc[s][j]) <= 3.402823466e38f);
+    }
+    return any;
+  }
+
   // A worker's part of a tile again, in plain float32.
   __device__ void redo(const Tile& tile, int row, int worker) {
     ptx::named_sync(8 + worker, 128);
@@ -553,8 +564,10 @@ struct Kernel {
         continue;
       }
       if (args.bias) ptx::named_sync(8 + worker, 128);
+      bool again = special;
+      if constexpr (C::planes > 1) again |= ptx::named_or(8 + worker, 128, overflown(acc));
       finish(acc, tile, row, bias_at, buffers, turn);
-      if (C::planes > 1 && special) redo(tile, row, worker);
+      if (C::planes > 1 && again) redo(tile, row, worker);
     }
     if (threadIdx.x % 32 == 0) ptx::tma_wait_all();
   }

@@ -32,11 +32,20 @@ inline void encode(
   const cuuint64_t sizes[3] = {cuuint64_t(inner), cuuint64_t(outer), cuuint64_t(depth)};
   const cuuint64_t strides[2] = {cuuint64_t(ld) * 2, cuuint64_t(plane) * 2};
   const cuuint32_t box[3] = {cuuint32_t(box_inner), cuuint32_t(box_outer), 1}, ones[3] = {1, 1, 1};
-  const CUresult result = encoder()(
-      map, bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, rank, const_cast<void*>(data), sizes,
-      strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      swizzle64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const auto make = [&] {
+    return encoder()(
+        map, bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, rank, const_cast<void*>(data),
+        sizes, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
+        swizzle64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  };
+  CUresult result = make();
+  if (result == CUDA_ERROR_INVALID_CONTEXT) {  // a thread's first call, and the driver does not bind it by itself
+    int device = 0;
+    check(cudaGetDevice(&device), "the current device");
+    check(cudaSetDevice(device), "the current device");
+    result = make();
+  }
   if (result != CUDA_SUCCESS) {
     throw std::runtime_error("zoo: no tensor map of this matrix, CUDA driver error " + std::to_string(int(result)));
   }
@@ -66,6 +75,8 @@ void launch(const Problem& p, cudaStream_t stream) {
   args.n_tiles = (p.N + C::n - 1) / C::n;
   const int tiles = args.m_tiles * args.n_tiles;
   args.whole = p.spread == 0 ? tiles : std::max(0, tiles / p.processors - (p.spread - 1)) * p.processors;
+  // a block without a share between two that have one would be taken for a piece that never comes
+  if (args.whole > 0 && int64_t(tiles - args.whole) * args.k_blocks < p.processors) args.whole = tiles;
   const int64_t spread = int64_t(tiles - args.whole) * args.k_blocks;
   args.group = 8;
   args.act = static_cast<int>(p.act);

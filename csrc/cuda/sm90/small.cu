@@ -186,7 +186,10 @@ struct Small {
         }
       }
       if constexpr (planes == 3) {
-        if (redo) {
+        bool overflown = false;  // the product of the first planes may, where float32's does not
+#pragma unroll
+        for (int i = 0; i < 4; ++i) overflown |= !(fabsf(v[i]) <= 3.402823466e38f);
+        if (redo || overflown) {
           const int64_t a_row = a_mn ? args.a.inner : args.a.outer, a_k = a_mn ? args.a.outer : args.a.inner;
           const int64_t b_row = b_mn ? args.b.inner : args.b.outer, b_k = b_mn ? args.b.outer : args.b.inner;
           for (int i = 0; i < 4; ++i) {
