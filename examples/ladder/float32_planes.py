@@ -3,12 +3,12 @@
     python examples/ladder/float32_planes.py
     python examples/ladder/float32_planes.py --k 1024 --positive
 
-A float32 number is split into planes of bf16: the number rounded, what that left, rounded, and what that left. A product
-of two numbers is then the sum of products of planes, and a tensor core computes those exactly; but it adds them up in an
-accumulator of its own. Hopper's, as far as its behaviour tells, aligns 16 products and the old sum to the largest of
-them, keeps two bits under float32's last and drops the rest: it truncates. Truncation errors all point the same way and
-so grow with K itself, where rounding errors grow with its root. Promotion ends a chain early: every 32 of K the
-accumulator is added, properly rounded, to a float32 register, and starts again at zero.
+A float32 number is split into planes of bf16: the number rounded, what that left, rounded, and what that left. A
+product of two numbers is then the sum of products of planes, and a tensor core computes those exactly; but it adds
+them up in an accumulator of its own. Hopper's, as far as its behaviour tells, aligns 16 products and the old sum to
+the largest of them, keeps two bits under float32's last and drops the rest: it truncates. Truncation errors all point
+the same way and so grow with K itself, where rounding errors grow with its root. Promotion ends a chain early: every
+32 of K the accumulator is added, properly rounded, to a float32 register, and starts again at zero.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def _truncate(x: Array, quantum: Array) -> Array:
 def _quantum(x: Array, fraction: int) -> Array:
     """The step between numbers of so many bits after the leading one, at x."""
     exponent = np.frexp(x)[1] - 1
-    return np.ldexp(1.0, np.maximum(exponent, -126) - fraction)
+    step: Array = np.ldexp(1.0, np.maximum(exponent, -126) - fraction)
+    return step
 
 
 def tensor_core(total: Array, a: Array, b: Array) -> Array:

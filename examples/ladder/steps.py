@@ -117,7 +117,7 @@ STEPS = (
         "tensor cores: mma.sync, ldmatrix",
         "latency: 600 clocks for a tile from the L2, 150 to store it and meet, 400 to multiply, two blocks side by "
         "side",
-        (410.0, 370.0),
+        (440.0, 400.0),
         8,
     ),
     Step(
@@ -126,7 +126,7 @@ STEPS = (
         "cp.async, four stages",
         "the L2: tiles of 128x128 need 64 bytes a clock at full rate and get 40; mma.sync's own ceiling, 64% of "
         "wgmma's, is as near; less 3% for an uneven last wave",
-        (590.0, 530.0),
+        (600.0, 540.0),
         8,
     ),
     Step(
@@ -135,7 +135,7 @@ STEPS = (
         "TMA, wgmma, one warpgroup",
         "the L2 as in step 7, if three blocks side by side hide each other's waits: nothing is loaded while a block "
         "multiplies",
-        (610.0, 540.0),
+        (600.0, 540.0),
         8,
     ),
     Step(
