@@ -120,8 +120,9 @@ def test_judge_of_a_product(ladder: dict[str, ModuleType]) -> None:
         y = right.clone()
         y[m, n] = value
         assert f"y[{m}, {n}]" in (wrong(y, x, w) or "")
-    # each element within what is allowed of it, but all of them off
-    larger = (1.0015 * (x.double() @ w.double().T)).bfloat16()
+    # each element within what is allowed of it, but half of them off
+    exact = x.double() @ w.double().T
+    larger = torch.where(exact.frexp().mantissa.abs() > 0.75, 1.0012 * exact, exact).bfloat16()
     assert "rounding alone" in (wrong(larger, x, w) or "")
     # without the last 16 of K
     assert wrong((x[:, :184].float() @ w[:, :184].float().T).bfloat16(), x, w) is not None
@@ -132,7 +133,6 @@ def test_without_a_gpu_it_says_so() -> None:
     done = run("--step", "1")
     assert done.returncode == 1
     assert done.stderr == "ladder: no CUDA GPU was found; --build works without one\n"
-    assert run("--step", "11").returncode == 1
 
 
 def test_all_steps_compile(ladder: dict[str, ModuleType], tmp_path: Path) -> None:
@@ -241,4 +241,3 @@ def test_float32_script_prints_its_table() -> None:
     assert done.returncode == 0, done.stderr
     assert "K = 64, uniform(0, 1) data" in done.stdout
     assert re.search(r"6 products, promoted +[\d.]+e-\d\d +[\d.]+", done.stdout)
-    assert run("--k", "40", script="float32_planes.py").returncode == 1
