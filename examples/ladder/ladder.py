@@ -184,6 +184,9 @@ def _run(
 ) -> dict[Any, str]:
     if plot_file is not None and importlib.util.find_spec("matplotlib") is None:
         raise ValueError("--plot: matplotlib is not installed; pip install 'layer-zoo[report]'")
+    for file in (json_file, plot_file):
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
     results = climb(steps, folder=folder, seconds=seconds, limit=limit, into=json_file)
     Console(width=150).print(table(results))
     if plot_file is not None:

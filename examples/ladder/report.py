@@ -26,11 +26,15 @@ def _number(value: float) -> str:
     return f"{value:.2f}" if value < 1 else f"{value:.1f}" if value < 20 else f"{value:.0f}"
 
 
+def _percent(share: float) -> str:
+    return f"{share:.2%}" if share < 0.01 else f"{share:.1%}"
+
+
 def _cells(results: dict[str, Any] | None, step: Step, which: int) -> tuple[str, str, str]:
     """Predicted, measured, and the share of cuBLAS's rate."""
     row = row_of(results, step, which)
     failed = str(step.number) in (results or {}).get("failed", {})
-    measured = ("failed" if failed else "—", "—") if row is None else (_number(row["tflops"]), f"{row['share']:.1%}")
+    measured = ("failed" if failed else "—", "—") if row is None else (_number(row["tflops"]), _percent(row["share"]))
     return _number(step.predicted[which]), *measured
 
 
@@ -97,7 +101,8 @@ def plot(results: dict[str, Any], path: Path) -> None:
         rows = [row_of(results, step, which) for step in STEPS]
         found = [(place, row) for place, row in zip(places, rows, strict=True) if row is not None]
         bars = axis.bar([place for place, _ in found], [row["tflops"] for _, row in found], 0.6, label="measured")
-        axis.bar_label(bars, [f"{_number(row['tflops'])}\n{row['share']:.0%}" for _, row in found], fontsize=7)
+        labels = [f"{_number(row['tflops'])}\n{_percent(row['share'])}" for _, row in found]
+        axis.bar_label(bars, labels, label_type="center", color="white", fontsize=7)
         predicted = [step.predicted[which] for step in STEPS]
         axis.plot(places, predicted, "_", color="black", markersize=22, label="predicted")
         rate = _cublas(results).get(str(shape))
@@ -105,7 +110,7 @@ def plot(results: dict[str, Any], path: Path) -> None:
             axis.axhline(rate, color="#dd8452", linewidth=1, label="cuBLAS")
         axis.axhline(CHIP.tflops(CHIP.tensor), color="gray", linewidth=1, linestyle=":", label="data sheet")
         axis.set_yscale("log")
-        axis.set_ylim(0.2, 2500)
+        axis.set_ylim(0.1, 2500)
         axis.set_ylabel("TFLOP/s")
         axis.set_xticks(places, [f"{step.number}\n{_folded(step.title)}" for step in STEPS], fontsize=7)
         axis.set_title(f"y = x Wᵀ, bf16, M x K x N = {shape}", fontsize=9, loc="left")
