@@ -1,6 +1,7 @@
 #include "choice.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <stdexcept>
@@ -28,7 +29,7 @@ struct Shape {
 };
 
 constexpr Shape kWgmma[] = {{0, 128, 128, true, 5.2}, {1, 128, 192, true, 5.64}, {2, 128, 256, false, 6.0},
-                            {4, 64, 64, true, 3.0},   {5, 256, 128, false, 6.0}};
+                            {4, 64, 64, true, 2.2},   {5, 256, 128, false, 6.0}};
 constexpr Shape kSplit[] = {
     {0, 128, 128, false, 6.18}, {1, 128, 192, false, 6.36}, {3, 128, 64, false, 5.0}, {6, 192, 128, false, 6.18}};
 
@@ -38,18 +39,22 @@ constexpr double kLaunch = 2.5;         // microseconds of a kernel that does no
 constexpr double kBandwidth = 3.3e6;    // bytes a microsecond, of passes that read and write
 constexpr double kPieces = 0.2e-3;      // microseconds an element of a spread tile and piece of it
 
+// The numbers here were fitted to what one H200 measured; examples/results/h200-linear.json is the latest of it.
+
 // The model's time of a product by the tiles of one shape; `spread` is set to the better of both ways.
 double tiles_time(const Query& q, const Shape& s, int products, int* spread) {
   const double tiles = static_cast<double>(divided_up(q.M, s.m)) * divided_up(q.N, s.n);
   const double k = 64.0 * divided_up(q.K, 64);
-  const double body = 2e-6 * s.m * s.n * k * products / s.rate;
+  // three products a step of K do not cover the way of the stages as six do
+  const double body = 2e-6 * s.m * s.n * k * products / (products == 3 ? 0.75 * s.rate : s.rate);
   const double epilogue = kEpilogue[q.activation] * 1e-3 * s.m * s.n;
   const double tile = s.alone ? std::max(body, (body + epilogue) / 2) : body + epilogue / 2 * 0.55;
   const double waves = divided_up(static_cast<int64_t>(tiles), q.processors);
   const double whole = waves * tile + (s.alone ? epilogue / 2 : 0);
   const int64_t rest = static_cast<int64_t>(tiles) % q.processors;
   *spread = 0;
-  if (rest == 0 || q.K < 512) return whole;
+  // 2-byte tiles that warpgroups share lose more by being spread than they win
+  if (rest == 0 || q.K < 512 || (!s.alone && products == 1)) return whole;
   const double pieces = static_cast<double>(q.processors) / rest;
   const double shared = tiles / q.processors * tile + 6 + kPieces * (pieces + 1) * s.m * s.n / (s.alone ? 1 : 2);
   if (shared >= whole) return whole;
@@ -102,6 +107,12 @@ struct Candidate {
   const char* why_not = nullptr;  // it cannot
 };
 
+// Microseconds of reading both operands and writing the output.
+double traffic(const Query& q) {
+  const double elements = static_cast<double>(q.M) * q.K + static_cast<double>(q.N) * q.K + static_cast<double>(q.M) * q.N;
+  return static_cast<double>(q.batch) * elements * bytes_of(q.type) / kBandwidth;
+}
+
 double packing_time(const Query& q, const Choice& c) {
   const double each = 2.0 * bytes_of(q.type) * static_cast<double>(q.K) / kBandwidth;
   return (c.pack_a ? kLaunch + each * static_cast<double>(q.M) : 0) +
@@ -146,29 +157,33 @@ Candidate mma(const Query& q) {
   const double tiles = static_cast<double>(divided_up(q.M, 128)) * divided_up(q.N, 256);
   const double waves = divided_up(static_cast<int64_t>(tiles), q.processors);
   const double epilogue = kEpilogue[q.activation] * 1e-3 * 128 * 256 / 2;
-  c.choice.microseconds = kLaunch + waves * (2e-6 * 128 * 256 * static_cast<double>(q.K) / 3.0 + epilogue);
+  c.choice.microseconds = kLaunch + waves * (2e-6 * 128 * 256 * static_cast<double>(q.K) / 1.25 + epilogue);
   c.choice.pack_a = !tma_reads(q.a, q.M, q.K, q.type);
   c.choice.pack_b = !tma_reads(q.b, q.N, q.K, q.type);
   c.choice.microseconds += packing_time(q, c.choice);
   return c;
 }
 
+// aten's own product: as fast and as exact as torch's. The rates are those of an H200's processors.
 Candidate cublas(const Query& q, const Forced& forced) {
   Candidate c;
   c.choice.kernel = Kernel::cublas;
+  const bool hopper = q.capability == 90 && q.hopper, exact = q.type == Type::f32 && q.precision == Precision::highest;
   if (q.M == 0 || q.N == 0 || q.K == 0 || q.batch == 0) c.why_not = "nothing to multiply";
-  else if (!forced.kernel && q.type != Type::f64 && q.capability == 90 && q.hopper && q.batch == 1) {
-    c.why_not = "slower here than zoo's own, or less accurate";
-  }
-  // MFLOP a microsecond and processor, of a chip of this kind
-  const double rate = q.type == Type::f64 ? 0.38 : q.type == Type::f32 ? 0.36 : 2.5;
+  else if (exact && hopper && q.batch == 1 && !forced.kernel) c.why_not = "less accurate than the planes of split6 and small";
+  const bool two = q.type == Type::bf16 || q.type == Type::f16;
+  const double rate = q.type == Type::f64 ? 0.38 : two ? 5.0 : exact ? 0.36 : 2.65;
   const double tiles = static_cast<double>(q.batch) * divided_up(q.M, 128) * divided_up(q.N, 128);
-  const double used = std::max(1.0, std::min<double>(tiles * 2, q.processors));
   const double flop = 2e-6 * static_cast<double>(q.batch) * q.M * q.N * q.K;
-  c.choice.microseconds = 2 * kLaunch + flop / (rate * used);
-  if (q.activation != 0 || q.type == Type::f64) {
-    c.choice.microseconds += kLaunch + 2.0 * q.batch * q.M * q.N * bytes_of(q.type) / kBandwidth;
+  const double used = two ? q.processors : std::max(1.0, std::min<double>(tiles * 2, q.processors));
+  double time = std::max(flop / (rate * used), traffic(q));
+  if (two && (q.K % 8 != 0 || q.N % 8 != 0)) time *= 4;  // rows that are no multiple of 16 bytes
+  if (two && 2 * tiles < q.processors) time += 1.4e-3 * std::min<double>(q.K, 4096);  // the walk along K shows
+  time += 3.6;
+  if (q.activation != 0 || q.type == Type::f64 || exact) {
+    time += kLaunch + (two ? 2.2 : 1.6) * q.batch * q.M * q.N * bytes_of(q.type) / kBandwidth;
   }
+  c.choice.microseconds = 1.05 * time;  // at equal times our own, whose accumulation does not hang on a setting
   return c;
 }
 
@@ -192,11 +207,14 @@ Candidate small(const Query& q) {
   if (!c.why_not && tiles > 1 << 20) c.why_not = "too many tiles";
   if (c.why_not) return c;
   const int groups = q.type == Type::f32 ? 3 : 4;
+  // Clusters that run at once: each lies in one GPC of 16 or 18 processors.
+  const double at_once[] = {1.0 * q.processors, q.processors / 2 - 2.0, q.processors / 4 - 3.0, q.processors / 8 - 2.0};
   double best = 0;
-  for (int slices = 1; slices <= 8; slices *= 2) {
+  int power = 0;
+  for (int slices = 1; slices <= 8; slices *= 2, ++power) {
     if (slices > 1 && (slices / 2) * groups >= steps) break;  // nothing left to share
-    const double waves = divided_up(tiles * slices, q.processors);
-    const double step = q.type == Type::f32 ? 4.5 : 1.3;
+    const double waves = std::ceil(static_cast<double>(tiles) / std::max(1.0, at_once[power]));
+    const double step = q.type == Type::f32 ? 4.5 : 1.8;
     const double time = kLaunch + waves * (2.5 + step * divided_up(steps, groups * slices));
     if (slices == 1 || time < best) {
       best = time;
@@ -246,7 +264,7 @@ Candidate by_tiles(const Query& q, Kernel kernel, const Forced& forced) {
     c.why_not = "it has no such tile shape for this type";
     return c;
   }
-  c.choice.microseconds += kLaunch;
+  c.choice.microseconds = kLaunch + std::max(c.choice.microseconds, traffic(q));
   if (f32) {
     c.choice.pack_a = !q.a.k_major() && !q.a.mn_major();
     c.choice.pack_b = !q.b.k_major() && !q.b.mn_major();

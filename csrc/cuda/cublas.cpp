@@ -1,5 +1,6 @@
-// The product by cuBLAS through aten, where zoo has no faster kernel: float64, and chips without wgmma. Bias and activation
-// follow in one pass of our own, where torch takes one or two more for them; 2-byte types take the bias in cuBLASLt.
+// The product by cuBLAS through aten, where zoo has no faster kernel: float64, chips without wgmma, and shapes where it was
+// measured to be. Bias and activation follow in one pass of our own, where torch takes one or two more for them; 2-byte types
+// and float32 in tf32 take the bias in cuBLASLt.
 
 #include "products.h"
 
@@ -21,7 +22,7 @@ Tensor seen(const Tensor& like, const void* data, const Sizes& sizes, const Size
 
 }  // namespace
 
-void cublas_product(const Product& p, const Tensor& like, const Launch& launch) {
+void cublas_product(const Product& p, bool exact_float32, const Tensor& like, const Launch& launch) {
   const Type type = type_of(like);
   void* product = p.z ? p.z : p.y;
   if (p.batch != 1) {
@@ -34,7 +35,7 @@ void cublas_product(const Product& p, const Tensor& like, const Launch& launch) 
   const Tensor y = seen(like, product, {p.M, p.N}, {p.N, 1});
   const Tensor a = seen(like, p.a.data, {p.M, p.K}, {p.a.row_stride, p.a.col_stride});
   const Tensor b = seen(like, p.b.data, {p.K, p.N}, {p.b.row_stride, p.b.col_stride});
-  const bool with_bias = p.bias && (type == Type::bf16 || type == Type::f16);
+  const bool with_bias = p.bias && type != Type::f64 && !exact_float32;
   if (with_bias) {
     const Tensor bias = seen(like, p.bias, {p.N}, {1});
     TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_addmm_out(y.get(), bias.get(), a.get(), b.get(), 1.0, 1.0));

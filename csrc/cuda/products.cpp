@@ -202,7 +202,7 @@ Query query_of(const Product& p, Type type, const Launch& launch) {
 #ifdef ZOO_SM90A
   q.hopper = true;
 #endif
-  if (type == Type::f32 && q.hopper && q.capability == 90) q.precision = float32_precision();
+  if (type == Type::f32) q.precision = float32_precision();
   return q;
 }
 
@@ -232,7 +232,8 @@ void run_product(const Product& p, const Tensor& like, const Launch& launch) {
   switch (c.kernel) {
     case Kernel::tiled: return tiled_product(p, type, launch.stream);
     case Kernel::gemv: return gemv(p, type, launch.stream);
-    case Kernel::cublas: return cublas_product(p, like, launch);
+    case Kernel::cublas:
+      return cublas_product(p, type == Type::f32 && q.precision == Precision::highest, like, launch);
     case Kernel::mma: return run_mma(p, type, c, q, like, launch);
     case Kernel::small: {
       sm90::SmallProblem s{};
@@ -311,10 +312,12 @@ bool run_backward(const Backward& b, const Tensor& like, const Launch& launch) {
   if (b.bias_grad) {
     partial = bytes(like, 4 * b.N * sm90::gradient_chunks(pass.M));
     pass.partial = static_cast<float*>(partial->mutable_data_ptr());
-    const int64_t counters = 4 * sm90::gradient_columns(pass.N);
-    arrivals = bytes(like, counters);
-    pass.arrivals = static_cast<uint32_t*>(arrivals->mutable_data_ptr());
-    zero(pass.arrivals, counters, launch.stream);
+    if (sm90::gradient_chunks(pass.M) > 1) {
+      const int64_t counters = 4 * sm90::gradient_columns(pass.N);
+      arrivals = bytes(like, counters);
+      pass.arrivals = static_cast<uint32_t*>(arrivals->mutable_data_ptr());
+      zero(pass.arrivals, counters, launch.stream);
+    }
   }
   if (f32 || changed || b.bias_grad) sm90::gradient_pass(pass, launch.stream);
   if (!f32) {

@@ -21,7 +21,8 @@ Type type_of(const Tensor& t);
 // `product` as it would be for the tiled kernel; `like` gives dtype and device of what is needed on the way.
 void run_product(const Product& product, const Tensor& like, const Launch& launch);
 
-void cublas_product(const Product& product, const Tensor& like, const Launch& launch);
+// `exact_float32`: the product is of float32 and stays so, by torch's setting.
+void cublas_product(const Product& product, bool exact_float32, const Tensor& like, const Launch& launch);
 
 // dY' = grad act'(saved) (M, N), and of it what is asked for: dX = dY' weight (M, K), dW = dY'^T input (N, K), db (N).
 struct Backward {

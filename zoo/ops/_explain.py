@@ -54,7 +54,7 @@ def explain(
     The environment's ``ZOO_LINEAR_KERNEL`` forces a CUDA kernel: tiled, gemv, cublas, mma, small, wgmma, split3 or
     split6.
     ``torch.get_float32_matmul_precision()`` says how exact float32 products must be: "highest" means float32's
-    accuracy (split6, by six products of bf16 planes), "high" and "medium" allow split3 (by three).
+    accuracy (split6, by six products of bf16 planes), "high" and "medium" allow torch's own tf32 and split3 (by three).
 
     Args:
         input, weight, bias, activation: as :func:`zoo.ops.linear`. Raises what it raises.

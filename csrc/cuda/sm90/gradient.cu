@@ -91,11 +91,11 @@ __global__ void __launch_bounds__(256, 3) grad_kernel(const __grid_constant__ Gr
   if (at < w.N) __stcg(w.partial + static_cast<int64_t>(blockIdx.y) * w.N + at, static_cast<float>(sum));
   __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) last = atomicAdd(w.arrivals + blockIdx.x, 1u) == gridDim.y - 1;
+  if (threadIdx.x == 0) last = gridDim.y == 1 || atomicAdd(w.arrivals + blockIdx.x, 1u) == gridDim.y - 1;
   __syncthreads();
   if (!last) return;
   __threadfence();
-  if (threadIdx.x == 0) w.arrivals[blockIdx.x] = 0;
+  if (threadIdx.x == 0 && gridDim.y > 1) w.arrivals[blockIdx.x] = 0;
   if (at >= w.N) return;
   sum = 0;
 #pragma unroll 16

@@ -81,7 +81,7 @@ struct GradientPass {
   Planes planes;       // planes, planes_ld, plane, count and flags, one of gradient_flags()
   void* sums;          // (N), or null
   float* partial;      // gradient_chunks(M) * N
-  uint32_t* arrivals;  // gradient_columns(N), zero before and after
+  uint32_t* arrivals;  // gradient_columns(N), zero before and after; not used where there is one chunk
   int32_t chunk;       // set by the launcher
 };
 int32_t gradient_chunks(int32_t M);
