@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds zoo on a machine with a GPU, runs the tests there, and writes what it measured under $OUT.
-# usage: bash tests/gpu/run.sh [fast]     fast: no compute-sanitizer
+# usage: bash tests/gpu/run.sh [fast]     fast: no compute-sanitizer, no benchmarks
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 OUT=${OUT:-gpu-results}
@@ -23,5 +23,8 @@ if [ "${1:-}" != fast ]; then
     step "$tool" compute-sanitizer --tool "$tool" --error-exitcode 1 --log-file "$OUT/$tool.log" python3 tests/gpu/sanitized.py
     tail -1 "$OUT/$tool.log"
   done
+  step "bench linear" python3 -m zoo bench linear --dtype f32,bf16,f16 --peer eager --json "$OUT/h200-linear.json"
+  step "bench model" python3 -m zoo bench model --phase train --mode fp32,bf16 --peer eager --json "$OUT/h200-models.json"
+  step ladder python3 examples/ladder/ladder.py --json "$OUT/h200-ladder.json"
 fi
 exit $status
