@@ -22,9 +22,9 @@ from zoo.swap import patch, unpatch
 from zoo.sweep.exactness import Snapshot, outputs_of
 from zoo.sweep.inputs import input_shape, random_inputs, smallest_shape
 from zoo.sweep.products import LinearProducts
-from zoo.sweep.rows import Failure, ParitySummary, SweepRow, Task, reference_name, source_of, versions_of
+from zoo.sweep.rows import Failure, ParitySummary, SweepRow, Task, failed, reference_name
 
-__all__ = ["examine", "failed"]
+__all__ = ["examine"]
 
 BATCH = 2
 META = torch.device("meta")
@@ -45,20 +45,6 @@ def examine(task: Task, *, note: Callable[[str], None] = lambda step: None) -> S
     row = failed(task, failure)
     fields = {**{key: getattr(row, key) for key in row.__dataclass_fields__}, **work.found}
     return SweepRow(**{**fields, "untested": work.untested, "seconds": work.seconds})
-
-
-def failed(task: Task, failure: Failure | None, seconds: dict[str, float] | None = None) -> SweepRow:
-    """A row without findings."""
-    return SweepRow(
-        name=task.name,
-        source=source_of(task.name),
-        reference=reference_name(task.name),
-        asked=task.asked(),
-        versions=versions_of(task.name),
-        on=task.on,
-        failure=failure,
-        seconds=seconds or {},
-    )
 
 
 class _Wrong(Exception):
@@ -213,7 +199,9 @@ class _Work:
         if report.weights_differ:
             raise _Wrong(f"weights are not equal after loading, first {report.weights_differ[0]}")
         if not report.ok:
-            raise _Wrong(f"{report.worst.name}: {report.worst.reason}")
+            first = report.first_divergence
+            where = f"; first at {first.kind} {first.name}" if first is not None else ""
+            raise _Wrong(f"{report.worst.name}: {report.worst.reason}{where}")
 
     def unpatch(self, model: nn.Module, snapshot: Snapshot, inputs: Tensor) -> None:
         unpatch(model)

@@ -13,7 +13,17 @@ import torch
 from zoo.report import Report
 from zoo.version import __version__
 
-__all__ = ["SCHEMA", "Failure", "ParitySummary", "SweepRow", "Task", "reference_name", "source_of", "versions_of"]
+__all__ = [
+    "SCHEMA",
+    "Failure",
+    "ParitySummary",
+    "SweepRow",
+    "Task",
+    "failed",
+    "reference_name",
+    "source_of",
+    "versions_of",
+]
 
 SCHEMA = 1
 
@@ -178,3 +188,17 @@ def versions_of(name: str) -> dict[str, str]:
     """Of all that the findings depend on."""
     library = source_of(name) if source_of(name) != "zoo" else "torchvision"
     return {"zoo": __version__, "torch": torch.__version__, library: importlib.metadata.version(library)}
+
+
+def failed(task: Task, failure: Failure | None, seconds: dict[str, float] | None = None) -> SweepRow:
+    """A row without findings."""
+    return SweepRow(
+        name=task.name,
+        source=source_of(task.name),
+        reference=reference_name(task.name),
+        asked=task.asked(),
+        versions=versions_of(task.name),
+        on=task.on,
+        failure=failure,
+        seconds=seconds or {},
+    )

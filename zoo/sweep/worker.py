@@ -12,21 +12,29 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from zoo.sweep.rows import Failure, SweepRow, Task
+from zoo.sweep.rows import Failure, SweepRow, Task, failed
 
 __all__ = ["Worker"]
+
+Look = Callable[..., SweepRow]
+"""``look(task, note=...)``, where ``note`` is to be told each step."""
 
 START_LIMIT = 300.0
 """Seconds that a process may take to import everything."""
 
 
 class Worker:
-    """Looks at one model after the other in a process of its own; a new one after each failure."""
+    """Looks at one model after the other in a process of its own; a new one after each failure.
 
-    def __init__(self) -> None:
+    ``look`` is what it does there, a function that can be pickled; :func:`zoo.sweep.examining.examine` unless told.
+    """
+
+    def __init__(self, look: Look | None = None) -> None:
+        self._look = look
         # spawned: a copy of this process would share its CUDA context and its threads' locks
         self._context = multiprocessing.get_context("spawn")
         self._process: multiprocessing.process.BaseProcess | None = None
@@ -43,8 +51,6 @@ class Worker:
 
     def examine(self, task: Task, *, time_limit: float) -> SweepRow:
         """The row of a model. One that outlasts ``time_limit``, in seconds, or ends the process, has failed."""
-        from zoo.sweep.examining import failed
-
         step, begun = "start", time.monotonic()
         seconds: dict[str, float] = {}
         try:
@@ -69,7 +75,7 @@ class Worker:
         if self._connection is not None:
             return self._connection
         self._connection, other = self._context.Pipe()
-        self._process = self._context.Process(target=_serve, args=(other, str(self._said)), daemon=True)
+        self._process = self._context.Process(target=_serve, args=(other, str(self._said), self._look), daemon=True)
         self._process.start()
         other.close()  # so that the end of the process is the end of the pipe
         if not self._connection.poll(START_LIMIT):
@@ -99,7 +105,7 @@ class Worker:
         self._process = self._connection = None
 
 
-def _serve(connection: Connection, said: str) -> None:
+def _serve(connection: Connection, said: str, look: Look | None) -> None:
     """The process: a task in; the steps, then the row out."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, who ends this
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
@@ -111,12 +117,12 @@ def _serve(connection: Connection, said: str) -> None:
     logging.disable(logging.WARNING)
     import torch
 
-    from zoo.sweep.examining import examine
-
+    if look is None:
+        from zoo.sweep.examining import examine as look
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         connection.send(("ready", ""))
         while True:
-            row = examine(connection.recv(), note=lambda step: connection.send(("step", step)))
+            row = look(connection.recv(), note=lambda step: connection.send(("step", step)))
             connection.send(("row", row))
             gc.collect()
             if torch.cuda.is_available():
