@@ -64,6 +64,7 @@ def test_swappable_selects(asked: list[str]) -> None:
     text = run("resnet*", "--source", "zoo", "--swappable", "<0.4").stdout
     assert "resnet34" in text and "resnet18" not in text
     assert "resnet101: not known" in text
+    assert "2 of 5 models have no stored figures" in result.stderr
 
 
 def test_a_table_without_a_comparison(asked: list[str]) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from support.sweeping import behave
-from zoo.sweep.rows import SweepRow, Task
+from zoo.sweep.rows import Failure, SweepRow, Task, failed
 from zoo.sweep.worker import Worker
 
 
@@ -20,21 +18,42 @@ def test_a_bad_model_costs_only_itself(capfd: pytest.CaptureFixture[str]) -> Non
         first, second = look("one"), look("is interrupted")
         assert first.ok and second.ok
         assert first.seconds["process"] == second.seconds["process"]  # one process for many models
-        begun = time.monotonic()
+        assert worker._process is not None
+        worker._process.kill()  # as the system may where memory is short; the next model is not to blame
+        worker._process.join()
         hung = look("hangs", limit=0.5)
-        assert time.monotonic() - begun < 10
         assert hung.name == "hangs" and hung.failure is not None
         assert (hung.failure.step, hung.failure.message) == ("run", "not done after 0.5 s")
-        assert hung.seconds["in all"] >= 0.5
-        crashed = look("crashes")
-        assert crashed.failure is not None and crashed.failure.step == "run"
-        assert crashed.failure.message == "its process was ended by SIGSEGV: something went wrong"
+        assert 0.5 <= hung.seconds["in all"] < 30  # it would hang for 60
         third = look("two")
         assert third.ok
         assert third.seconds["process"] != first.seconds["process"]
         process = worker._process
-        failed = look("fails")
-        assert failed.failure is not None and failed.failure.message == f"in process {third.seconds['process']}"
-        assert worker._process is None  # one that failed may leave anything behind
+        crashed = look("crashes")
+        assert crashed.failure is not None and crashed.failure.step == "run"
+        assert crashed.failure.message == "its process was ended by SIGSEGV: something went wrong"
     assert process is not None and process.exitcode is not None
     assert capfd.readouterr() == ("", "")  # what libraries say there disturbs nothing
+
+
+def test_after_a_failure_the_process_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that failed may leave anything behind."""
+    row, stopped = failed(Task("one"), None), []
+
+    class Connection:
+        def send(self, task: Task) -> None: ...
+
+        def poll(self, timeout: float) -> bool:
+            return True
+
+        def recv(self) -> tuple[str, SweepRow]:
+            return "row", row
+
+    with Worker() as worker:
+        monkeypatch.setattr(worker, "_started", Connection)
+        monkeypatch.setattr(worker, "_stop", lambda: stopped.append(row.name))
+        assert worker.examine(Task("one"), time_limit=1) is row
+        assert stopped == []
+        row = failed(Task("one"), Failure("run", "no"))
+        assert worker.examine(Task("one"), time_limit=1) is row
+        assert stopped == ["one"]

@@ -96,13 +96,14 @@ def list_fields(pattern: str, *, source: str | None, swappable: str | None) -> F
 
     What is not stored is computed, with progress on stderr. ValueError where no model matches.
     """
-    from zoo.commands.output import progress
+    from zoo.commands.output import progress, tell
     from zoo.sweep.fields import computed, stored
 
     wanted = None if swappable is None else comparison(swappable)
     names = list_models(pattern, source=source).models
     known = dict(stored())
     if missing := [name for name in names if name not in known]:
+        tell(f"{len(missing)} of {len(names)} models have no stored figures; zoo sweep --save-fields would store them")
         with progress() as bar:
             known |= {name: computed(name) for name in bar.track(missing, description="computing on the meta device")}
     found = [known[name] for name in names]

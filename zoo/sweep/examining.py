@@ -42,6 +42,9 @@ def examine(task: Task, *, note: Callable[[str], None] = lambda step: None) -> S
         work.all()
     except Exception as error:  # libraries fail in any way
         failure = Failure(work.step_now, _in_words(error))
+    if work.device.type == "cuda":
+        with contextlib.suppress(RuntimeError):  # an error of CUDA's may come again at each call
+            work.found["peak_bytes"] = torch.cuda.max_memory_allocated(work.device)
     row = failed(task, failure)
     fields = {**{key: getattr(row, key) for key in row.__dataclass_fields__}, **work.found}
     return SweepRow(**{**fields, "untested": work.untested, "seconds": work.seconds})
@@ -103,8 +106,6 @@ class _Work:
                 self.parity(model, reference or stock, inputs)
         with self.step("unpatch"):
             self.unpatch(model, snapshot, inputs)
-        if self.device.type == "cuda":
-            self.found["peak_bytes"] = torch.cuda.max_memory_allocated(self.device)
 
     def build(self) -> tuple[nn.Module, tuple[int, ...]]:
         task = self.task

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from zoo.sweep.rows import SweepRow, Task, versions_of
@@ -65,5 +65,5 @@ def read(path: Path) -> list[SweepRow]:
     return rows
 
 
-def _words(facts: dict[str, object]) -> str:
+def _words(facts: Mapping[str, object]) -> str:
     return ", ".join(f"{key} {value}" for key, value in facts.items())

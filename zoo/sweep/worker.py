@@ -62,7 +62,7 @@ class Worker:
                 if what == "row":
                     if not value.ok:
                         self._stop()
-                    return value  # type: ignore[no-any-return]
+                    return value
                 step = value
             message = f"not done after {time_limit:g} s"
         except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -72,6 +72,8 @@ class Worker:
         return failed(task, Failure(step, message), seconds)
 
     def _started(self) -> Connection:
+        if self._process is not None and not self._process.is_alive():  # it died idle: not this model's fault
+            self._stop()
         if self._connection is not None:
             return self._connection
         self._connection, other = self._context.Pipe()
@@ -84,10 +86,11 @@ class Worker:
         return self._connection
 
     def _how_it_ended(self) -> str:
-        if self._process is None:
-            return "its process did not start"
+        assert self._process is not None
         self._process.join(5.0)
         code = self._process.exitcode
+        if code is None:
+            return f"its process was not ready after {START_LIMIT:g} s"
         lines = self._said.read_text(encoding="utf-8", errors="replace").split("\n") if self._said.exists() else []
         last = next((f": {line.strip()}" for line in reversed(lines) if line.strip()), "")
         if code is not None and code < 0:
@@ -118,7 +121,9 @@ def _serve(connection: Connection, said: str, look: Look | None) -> None:
     import torch
 
     if look is None:
-        from zoo.sweep.examining import examine as look
+        from zoo.sweep.examining import examine
+
+        look = examine
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         connection.send(("ready", ""))
         while True:
