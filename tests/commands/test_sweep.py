@@ -67,7 +67,7 @@ def test_its_arguments_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
         "command": "zoo sweep 'timm/vit*' mlp --on data --device cpu --max-parameters 1.5G --no-gradients --small "
         "--shard 3/8",
     }
-    assert result.stdout.endswith("1 models, all well\n")
+    assert result.stdout.endswith("1 model, all well\n")
     run("--on", "meta")
     assert (given["globs"], given["on"], given["command"]) == (["*"], "meta", "zoo sweep --on meta")
     assert (given["resume"], given["gradients"], given["max_parameters"]) == (True, True, 700_000_000)

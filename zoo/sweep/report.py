@@ -79,7 +79,8 @@ class SweepReport(TableReport):
         if self.resumed:
             lines.append(f"{self.resumed} of these rows were in the file already")
         bad = len(self.failures)
-        end = f"{bad} of {len(self.rows)} models FAILED" if bad else f"{len(self.rows)} models, all well"
+        models = f"{len(self.rows)} model{'' if len(self.rows) == 1 else 's'}"
+        end = f"{bad} of {models} FAILED" if bad else f"{models}, all well"
         return Group(self.command, table, *lines, "", verdict(self.ok, end))
 
 
