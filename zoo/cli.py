@@ -1,4 +1,4 @@
-"""The command line: ``zoo list | info | check | parity | bench | demo | doctor``.
+"""The command line: ``zoo list | info | check | parity | sweep | bench | demo | doctor``.
 
 Here are the arguments alone. What a command does is in :mod:`zoo.commands`, :mod:`zoo.demo` and :mod:`zoo.doctor`,
 imported when the command runs: torch takes seconds to import, and ``zoo --help`` has no need of it.
@@ -75,17 +75,43 @@ def _root(
 
 @app.command("list")
 def list_(
-    pattern: Annotated[str, typer.Argument(help="Names with *, ? and [], as timm/vit_*.")] = "*",
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[PATTERN]", help="Names with *, ? and [], as timm/vit_*.", show_default=False),
+    ] = None,
+    pattern: Annotated[str | None, typer.Option(metavar="PATTERN", help="The same, as an option.")] = None,
     source: Annotated[Source | None, typer.Option(help="Only the models of this library.")] = None,
+    swappable: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COMPARISON",
+            help="Only models whose share of FLOPs that custom layers can take is such, as '>0.9' or '<=50%'.",
+        ),
+    ] = None,
+    fields: Annotated[
+        bool, typer.Option("--fields", help="A table: parameters, Linears, their share of the FLOPs, input.")
+    ] = False,
     layers: Annotated[bool, typer.Option("--layers", help="The layers that can be swapped in, not models.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the models, or the layers, that zoo knows: one name a line."""
+    """List the models, or the layers, that zoo knows: one name a line, or with --fields or --swappable a table.
+
+    The figures were measured by zoo sweep and come with zoo. Those of a model that is not among them are computed on
+    the meta device, in a few seconds each.
+    """
 
     def work() -> Report:
-        from zoo.commands.listing import list_layers, list_models
+        from zoo.commands.listing import list_fields, list_layers, list_models
 
-        return list_layers(pattern) if layers else list_models(pattern, source=source.value if source else None)
+        if name is not None and pattern is not None:
+            raise ValueError(f"the pattern is given twice, as {name!r} and as {pattern!r}; leave one out")
+        glob = name or pattern or "*"
+        if layers:
+            return list_layers(glob)
+        library = source.value if source else None
+        if fields or swappable is not None:
+            return list_fields(glob, source=library, swappable=swappable)
+        return list_models(glob, source=library)
 
     deliver(work, as_json=as_json)
 
@@ -173,6 +199,71 @@ def parity(
             size=size,
             device=device,
             options=options_from(option or ()),
+        )
+
+    deliver(work, as_json=as_json)
+
+
+class Where(str, Enum):
+    """What a sweep runs models on."""
+
+    data = "data"
+    meta = "meta"
+
+
+@app.command()
+def sweep(
+    glob: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[GLOB]...", help="Models by name, as 'torchvision/*'; all, unless told."),
+    ] = None,
+    on: Annotated[
+        Where, typer.Option(help="Run on data; or on the meta device, which computes shapes alone.")
+    ] = Where.data,
+    device: Device = "auto",
+    shard: Annotated[str, typer.Option(metavar="K/N", help="Every N-th model, beginning with the K-th.")] = "1/1",
+    out: Annotated[
+        str | None, typer.Option(metavar="FILE.jsonl", help="Add a line for each model as soon as it is done.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume/--fresh", help="Leave out what the file has already, or begin it anew.")
+    ] = True,
+    gradients: Annotated[
+        bool, typer.Option("--gradients/--no-gradients", help="On data: a backward, and every gradient compared.")
+    ] = True,
+    small: Annotated[
+        bool, typer.Option("--small", help="On data: images of the smallest size that a model takes.")
+    ] = False,
+    max_parameters: Annotated[
+        str, typer.Option(metavar="NUMBER", help="A model with more, as 700M, is only built on the meta device.")
+    ] = "700M",
+    time_limit: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="For one model.")] = 600,
+    save_fields: Annotated[
+        bool, typer.Option("--save-fields", help="Put the figures that list and info show into the package.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Swap the Linears of many models, one by one, and prove each: run, compared, and put back exactly.
+
+    Each is patched, run forward and backward, compared with its library's own (state dict both ways, outputs and
+    gradients), and unpatched; its FLOPs are counted. A model that fails, hangs or takes all memory costs only itself.
+    """
+
+    def work() -> Report:
+        from zoo.commands.sweep import run
+
+        return run(
+            globs=glob or (),
+            on=on.value,
+            device=device,
+            shard=shard,
+            out=out,
+            resume=resume,
+            gradients=gradients,
+            small=small,
+            max_parameters=max_parameters,
+            time_limit=time_limit,
+            save=save_fields,
         )
 
     deliver(work, as_json=as_json)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from zoo.commands.info import describe
+from zoo.sweep.fields import ModelFields
 
 
 def test_own_resnet() -> None:
@@ -22,8 +23,29 @@ def test_own_resnet() -> None:
     assert "1, 1 swapped by custom_linear=True (fc)" in text
 
 
+def test_figures() -> None:
+    info = describe("resnet50", options={})
+    assert info.fields is not None
+    assert (info.fields.input, info.fields.reference) == ((3, 224, 224), "torchvision/resnet50")
+    assert info.fields.linear_flops == info.fields.custom_flops == 2 * 2048 * 1000
+    text = " ".join(str(info).split())
+    assert "input 3 x 224 x 224" in text
+    assert "0.1% of them in Linears, 0.1% run through custom layers (zoo " in text
+    assert json.loads(info.to_json())["fields"]["flops"] == info.fields.flops
+
+
+def test_figures_that_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(name: str) -> ModelFields:
+        return ModelFields(name, None, None, 3, 1, 1, None, None, None, "zoo 1", why="it needs values")
+
+    monkeypatch.setattr("zoo.commands.info.fields_of", unknown)
+    text = " ".join(str(describe("mlp", options={})).split())
+    assert "input not known FLOPs not known: it needs values reference none" in text
+
+
 def test_options_change_the_model() -> None:
     info = describe("mlp", options={"in_features": 4, "hidden": [3], "num_classes": 2})
+    assert info.fields is None  # those that are stored are of the model without options
     assert info.parameters == 4 * 3 + 3 + 3 * 2 + 2
     assert info.weights == {"zoo": ("mlp.digits",)}
 

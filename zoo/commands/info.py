@@ -20,6 +20,7 @@ from zoo.models.head import head_names
 from zoo.models.resnet import ResNet
 from zoo.registry import options_of, resolve
 from zoo.swap import patch
+from zoo.sweep.fields import ModelFields, fields_of
 from zoo.tables import TableReport, rows
 
 __all__ = ["ModelInfo", "describe"]
@@ -46,6 +47,8 @@ class ModelInfo(TableReport):
     """What it takes, as "key=default"; none are known where timm's own function decides."""
     weights: dict[str, tuple[str, ...]]
     """Whose -> names of weights."""
+    fields: ModelFields | None
+    """Its FLOPs, input and reference; None where options were given, as the figures are of a model without any."""
 
     @property
     def ok(self) -> bool:
@@ -62,6 +65,9 @@ class ModelInfo(TableReport):
         for reason, count in Counter(self.skipped.values()).most_common():
             alone = [name for name, why in self.skipped.items() if why == reason]
             table.add_row("", f"{count} left alone{_examples(alone)}: {reason}")
+        if self.fields is not None:
+            for label, text in _figures(self.fields):
+                table.add_row(label, text)
         table.add_row("options", ", ".join(self.options) or "what timm.create_model takes for it")
         for whose, names in self.weights.items():
             table.add_row("weights", f"{whose}: {', '.join(names)}")
@@ -75,6 +81,16 @@ def _examples(names: list[str] | tuple[str, ...]) -> str:
         return ""
     more = ", ..." if len(names) > _SHOWN else ""
     return f" ({', '.join(name or 'the model itself' for name in names[:_SHOWN])}{more})"
+
+
+def _figures(fields: ModelFields) -> list[tuple[str, str]]:
+    size = "not known" if fields.input is None else " x ".join(map(str, fields.input))
+    if fields.flops is None or fields.linear_share is None or fields.swappable is None:
+        flops = f"not known: {fields.why or 'it has none'}"
+    else:
+        shares = f"{fields.linear_share:.1%} of them in Linears, {fields.swappable:.1%} run through custom layers"
+        flops = f"{fields.flops:,} a forward, {shares} ({fields.measured})"
+    return [("input", size), ("FLOPs", flops), ("reference", fields.reference or "none")]
 
 
 def describe(name: str, *, options: Mapping[str, Any]) -> ModelInfo:
@@ -94,6 +110,7 @@ def describe(name: str, *, options: Mapping[str, Any]) -> ModelInfo:
         skipped=swap.skipped,
         options=_options(name),
         weights=_weights(name),
+        fields=None if options else fields_of(name),
     )
 
 

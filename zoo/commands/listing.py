@@ -1,13 +1,25 @@
-"""``zoo list``: the names of models, or of layers."""
+"""``zoo list``: the names of models, with figures if asked for, or of layers."""
 
 from __future__ import annotations
 
 import fnmatch
+import operator
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
 
 from zoo.report import Report
+from zoo.tables import TableReport, columns
 
-__all__ = ["LayerList", "ModelList", "list_layers", "list_models"]
+if TYPE_CHECKING:
+    from zoo.sweep import ModelFields
+
+__all__ = ["FieldsList", "LayerList", "ModelList", "comparison", "list_fields", "list_layers", "list_models"]
+
+_COMPARISONS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le, "=": operator.eq}
 
 
 @dataclass(frozen=True)
@@ -22,6 +34,37 @@ class ModelList(Report):
 
     def __str__(self) -> str:
         return "\n".join(self.models)
+
+
+@dataclass(frozen=True)
+class FieldsList(TableReport):
+    """Models with their figures, in natural order."""
+
+    models: tuple[ModelFields, ...]
+    unknown: dict[str, str]
+    """Models without figures -> why there are none."""
+
+    @property
+    def ok(self) -> bool:
+        return True
+
+    def to_dict(self) -> dict[str, Any]:
+        data = super().to_dict()
+        shares = [{"linear_share": m.linear_share, "swappable": m.swappable} for m in self.models]
+        data["models"] = [{**plain, **share} for plain, share in zip(data["models"], shares, strict=True)]
+        return data
+
+    def __rich__(self) -> RenderableType:
+        right = ("parameters", "Linears", "FLOPs", "in Linears", "swappable")
+        table = columns("model", *right, "input", right=right)
+        for m in self.models:
+            flops = "-" if m.flops is None else f"{m.flops:.3g}"
+            size = "-" if m.input is None else "x".join(map(str, m.input))
+            shares = [("-" if share is None else f"{share:.1%}") for share in (m.linear_share, m.swappable)]
+            parameters = "-" if m.parameters is None else f"{m.parameters / 1e6:.2f} M"
+            linears = "-" if m.linears is None else str(m.linears)
+            table.add_row(m.name, parameters, linears, flops, *shares, size)
+        return Group(table, *(f"{name}: not known: {why}" for name, why in self.unknown.items()))
 
 
 @dataclass(frozen=True)
@@ -46,6 +89,37 @@ def list_models(pattern: str, *, source: str | None) -> ModelList:
     if not names:
         raise ValueError(f"no model{f' of {source}' if source else ''} matches {pattern!r}; `zoo list` shows them all")
     return ModelList(tuple(names))
+
+
+def list_fields(pattern: str, *, source: str | None, swappable: str | None) -> FieldsList:
+    """The models that match, with figures; those whose ``swappable`` share is as ``swappable`` says, if given.
+
+    What is not stored is computed, with progress on stderr. ValueError where no model matches.
+    """
+    from zoo.commands.output import progress, tell
+    from zoo.sweep.fields import computed, stored
+
+    wanted = None if swappable is None else comparison(swappable)
+    names = list_models(pattern, source=source).models
+    known = dict(stored())
+    if missing := [name for name in names if name not in known]:
+        tell(f"{len(missing)} of {len(names)} models have no stored figures; zoo sweep --save-fields would store them")
+        with progress() as bar:
+            known |= {name: computed(name) for name in bar.track(missing, description="computing on the meta device")}
+    found = [known[name] for name in names]
+    unknown = {fields.name: fields.why or "it has no FLOPs" for fields in found if fields.swappable is None}
+    if wanted is not None:
+        found = [fields for fields in found if fields.swappable is not None and wanted(fields.swappable)]
+    return FieldsList(tuple(found), unknown)
+
+
+def comparison(text: str) -> Callable[[float], bool]:
+    """The test that a text such as ">0.9" or "<=50%" stands for. ValueError for another form."""
+    match = re.fullmatch(r"\s*(>=|<=|>|<|=)\s*(\d*\.?\d+)(%?)\s*", text)
+    if not match:
+        raise ValueError(f"swappable {text!r}: expected a comparison with a share, such as '>0.9' or '<=50%'")
+    compare, limit = _COMPARISONS[match[1]], float(match[2]) / (100 if match[3] else 1)
+    return lambda share: bool(compare(share, limit))
 
 
 def list_layers(pattern: str) -> LayerList:

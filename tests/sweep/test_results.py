@@ -1,0 +1,49 @@
+"""The results that lie in examples/results, and what is said of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from zoo.sweep import SweepReport
+from zoo.sweep.fields import ModelFields, stored
+from zoo.sweep.lines import read
+
+ROOT = Path(__file__).parent.parent.parent
+RESULTS = ROOT / "examples" / "results"
+
+
+def report(file: str) -> SweepReport:
+    rows = read(RESULTS / file)
+    assert len({row.name for row in rows}) == len(rows)
+    return SweepReport(file, tuple(rows))
+
+
+@pytest.mark.parametrize(("file", "on"), [("sweep_meta.jsonl", "meta"), ("sweep_data.jsonl", "data")])
+def test_the_files_hold_whole_rows(file: str, on: str) -> None:
+    found = report(file)
+    assert {row.on for row in found.rows} == {on}
+    for row in found.rows:
+        assert row.ok, row
+        assert row.swapped is not None and row.linears is not None
+        assert row.swapped + sum(map(len, row.skipped.values())) == row.linears
+        assert row.custom_flops is None or row.custom_flops <= (row.linear_flops or 0)
+        if on == "data":
+            assert row.parity is not None and row.parity.ok and row.parity.gradients > 0
+
+
+def test_the_readme_says_what_the_files_say() -> None:
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    meta, data = report("sweep_meta.jsonl"), report("sweep_data.jsonl")
+    assert meta.share is not None and meta.share_before is not None
+    assert f"{len(meta.rows)} models on the meta device, none failed" in readme
+    assert f"{meta.share_before:.1%} of their Linears' FLOPs reach `nn.Linear.forward` as built" in readme
+    assert f"{meta.share:.2%} run through zoo once patched" in readme
+    assert f"{len(data.rows)} on data, forward and backward on small images, none failed" in readme
+
+
+def test_the_stored_figures_are_those_of_the_files() -> None:
+    figures = stored()
+    for row in report("sweep_meta.jsonl").rows:
+        assert figures[row.name] == ModelFields.of(row)

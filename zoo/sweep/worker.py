@@ -1,0 +1,134 @@
+"""The process that looks at the models: one that fails, hangs or takes all memory takes only this process with it."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from zoo.sweep.rows import Failure, SweepRow, Task, failed
+
+__all__ = ["Worker"]
+
+Look = Callable[..., SweepRow]
+"""``look(task, note=...)``, where ``note`` is to be told each step."""
+
+START_LIMIT = 300.0
+"""Seconds that a process may take to import everything."""
+
+
+class Worker:
+    """Looks at one model after the other in a process of its own; a new one after each failure.
+
+    ``look`` is what it does there, a function that can be pickled; :func:`zoo.sweep.examining.examine` unless told.
+    """
+
+    def __init__(self, look: Look | None = None) -> None:
+        self._look = look
+        # spawned: a copy of this process would share its CUDA context and its threads' locks
+        self._context = multiprocessing.get_context("spawn")
+        self._process: multiprocessing.process.BaseProcess | None = None
+        self._connection: Connection | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="zoo-sweep-")
+        self._said = Path(self._folder.name, "output.txt")
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+        self._folder.cleanup()
+
+    def examine(self, task: Task, *, time_limit: float) -> SweepRow:
+        """The row of a model. One that outlasts ``time_limit``, in seconds, or ends the process, has failed."""
+        step, begun = "start", time.monotonic()
+        seconds: dict[str, float] = {}
+        try:
+            connection = self._started()
+            connection.send(task)
+            step, begun = "build", time.monotonic()
+            while connection.poll(max(0.0, begun + time_limit - time.monotonic())):
+                what, value = connection.recv()
+                if what == "row":
+                    if not value.ok:
+                        self._stop()
+                    return value
+                step = value
+            message = f"not done after {time_limit:g} s"
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            message = self._how_it_ended()
+        self._stop()
+        seconds["in all"] = time.monotonic() - begun
+        return failed(task, Failure(step, message), seconds)
+
+    def _started(self) -> Connection:
+        if self._process is not None and not self._process.is_alive():  # it died idle: not this model's fault
+            self._stop()
+        if self._connection is not None:
+            return self._connection
+        self._connection, other = self._context.Pipe()
+        self._process = self._context.Process(target=_serve, args=(other, str(self._said), self._look), daemon=True)
+        self._process.start()
+        other.close()  # so that the end of the process is the end of the pipe
+        if not self._connection.poll(START_LIMIT):
+            raise EOFError
+        self._connection.recv()
+        return self._connection
+
+    def _how_it_ended(self) -> str:
+        assert self._process is not None
+        self._process.join(5.0)
+        code = self._process.exitcode
+        if code is None:
+            return f"its process was not ready after {START_LIMIT:g} s"
+        lines = self._said.read_text(encoding="utf-8", errors="replace").split("\n") if self._said.exists() else []
+        last = next((f": {line.strip()}" for line in reversed(lines) if line.strip()), "")
+        if code is not None and code < 0:
+            name = signal.Signals(-code).name
+            memory = " (the system was out of memory, most likely)" if name == "SIGKILL" else ""
+            return f"its process was ended by {name}{memory}{last}"
+        return f"its process ended with exit code {code}{last}"
+
+    def _stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+        if self._connection is not None:
+            self._connection.close()
+        self._process = self._connection = None
+
+
+def _serve(connection: Connection, said: str, look: Look | None) -> None:
+    """The process: a task in; the steps, then the row out."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, who ends this
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")  # where memory runs out, this is what has to go
+    output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(output, stream.fileno())
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    import torch
+
+    if look is None:
+        from zoo.sweep.examining import examine
+
+        look = examine
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        connection.send(("ready", ""))
+        while True:
+            row = look(connection.recv(), note=lambda step: connection.send(("step", step)))
+            connection.send(("row", row))
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
