@@ -125,7 +125,7 @@ def info(name: Name, option: Options = None, as_json: AsJson = False) -> None:
 
     def work() -> Report:
         from zoo.commands.info import describe
-        from zoo.commands.setup import options_from
+        from zoo.preparing import options_from
 
         return describe(name, options=options_from(option or ()))
 
@@ -152,7 +152,7 @@ def check(
 
     def work() -> Report:
         from zoo.commands.check import check as run
-        from zoo.commands.setup import options_from
+        from zoo.preparing import options_from
 
         return run(
             name,
@@ -188,7 +188,7 @@ def parity(
 
     def work() -> Report:
         from zoo.commands.accuracy import compare
-        from zoo.commands.setup import options_from
+        from zoo.preparing import options_from
 
         return compare(
             name,

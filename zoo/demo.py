@@ -22,9 +22,9 @@ from rich.console import Group, RenderableType
 from torch import Tensor
 
 from zoo.commands.check import CheckReport, check
-from zoo.commands.setup import choose_device, resized
 from zoo.data import digits, top1
 from zoo.factory import create
+from zoo.preparing import choose_device, resized
 from zoo.tables import TableReport, columns, verdict
 
 __all__ = ["DemoReport", "Speed", "Training", "demo", "train_side_by_side"]

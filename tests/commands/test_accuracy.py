@@ -78,7 +78,7 @@ def test_fashion_mnist(fashion_mnist_root: Path, monkeypatch: pytest.MonkeyPatch
     assert (report.ok, report.images, report.data) == (True, 100, "fashion_mnist")
     torch.manual_seed(0)
     images = zoo.data.fashion_mnist(train=False)
-    model = zoo.commands.setup.make("mlp", {}, device="cpu").eval()
+    model = zoo.preparing.make("mlp", {}, device="cpu").eval()
     pixels = images.data[::100].float() / 255
     right = model(pixels.flatten(1)).argmax(1) == images.targets[::100]
     assert report.stock_top1 == pytest.approx(right.double().mean().item())

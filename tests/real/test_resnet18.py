@@ -16,7 +16,7 @@ from zoo.data import fashion_mnist, top1
 
 pytestmark = pytest.mark.slow
 
-STEPS, BATCH, RATE = 150, 128, 0.05
+STEPS, BATCH, RATE = 100, 128, 0.05
 
 
 def images_and_labels(root: Path, *, train: bool) -> TensorDataset:
@@ -31,7 +31,7 @@ def images_and_labels(root: Path, *, train: bool) -> TensorDataset:
 def stock(fashion_mnist_root: Path) -> nn.Module:
     torch.manual_seed(0)
     images, labels = images_and_labels(fashion_mnist_root, train=True).tensors
-    model = torchvision.models.resnet18(num_classes=10)
+    model = torchvision.models.resnet18(num_classes=10).to(memory_format=torch.channels_last)  # faster on a CPU
     optimizer = torch.optim.SGD(model.parameters(), RATE, momentum=0.9, weight_decay=5e-4, nesterov=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=STEPS)
     for batch in torch.randperm(len(images)).split(BATCH)[:STEPS]:
@@ -39,7 +39,7 @@ def stock(fashion_mnist_root: Path) -> nn.Module:
         F.cross_entropy(model(images[batch]), labels[batch]).backward()
         optimizer.step()
         schedule.step()
-    return model.eval()
+    return model.to(memory_format=torch.contiguous_format).eval()
 
 
 @pytest.fixture(scope="module")

@@ -17,10 +17,10 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision.transforms.functional import to_tensor
 
 from zoo.commands.output import progress
-from zoo.commands.setup import channels_of, choose_device, make, resized, side_of, transform_for
 from zoo.data import digits, fashion_mnist, image_folder, top1
 from zoo.models.resnet import ResNet
 from zoo.parity import ParityReport, parity
+from zoo.preparing import channels_of, choose_device, make, resized, side_of, transform_for
 from zoo.swap import SwapReport, patch
 from zoo.tables import TableReport, columns, verdict
 

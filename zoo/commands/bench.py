@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from zoo.bench import MODELS, LinearReport, ModelReport, bench_linear, bench_model
 from zoo.bench.plot import plot, plot_file
 from zoo.commands.output import progress
-from zoo.commands.setup import choose_device
+from zoo.preparing import choose_device
 from zoo.report import Report
 
 __all__ = ["json_file", "linear", "model"]

@@ -10,9 +10,9 @@ from rich.console import Group, RenderableType
 from torch import nn
 
 from zoo import weights_index
-from zoo.commands.setup import choose_device, make, real_inputs
 from zoo.models.mlp import ACTIVATIONS
 from zoo.parity import ParityReport, parity
+from zoo.preparing import choose_device, make, real_inputs
 from zoo.registry import options_of, resolve, spec_of
 from zoo.state_dict import StateDictReport, check_state_dict
 from zoo.swap import SwapReport, patch

@@ -13,11 +13,11 @@ from rich.console import Group, RenderableType
 from torch import nn
 
 from zoo import weights_index
-from zoo.commands.setup import make
 from zoo.models import pretrained
 from zoo.models import torchvision as torchvision_door
 from zoo.models.head import head_names
 from zoo.models.resnet import ResNet
+from zoo.preparing import make
 from zoo.registry import options_of, resolve
 from zoo.swap import patch
 from zoo.sweep.fields import ModelFields, fields_of

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 
 from zoo.commands.output import progress, tell
-from zoo.commands.setup import choose_device
+from zoo.preparing import choose_device
 from zoo.sweep import SweepReport, save_fields, sweep
 
 __all__ = ["number_of", "run"]

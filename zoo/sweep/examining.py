@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.commands.setup import make
 from zoo.coverage import coverage
 from zoo.isolation import undisturbed
 from zoo.parity import parity
 from zoo.passes import named_tensors
+from zoo.preparing import make
 from zoo.registry import build
 from zoo.state_dict import check_state_dict
 from zoo.swap import patch, unpatch

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import zoo
-from zoo.commands.setup import channels_of, choose_device, make, options_from, real_inputs, resized, side_of
+from zoo.preparing import channels_of, choose_device, make, options_from, real_inputs, resized, side_of
 
 
 def test_choose_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What several commands need first: a device, a model as the arguments ask for it, and real inputs for it."""
+"""What commands, the demo and the sweep need first: a device, a model as asked for, and real inputs for it."""
 
 from __future__ import annotations
 
