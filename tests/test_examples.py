@@ -78,7 +78,7 @@ def test_mnist_mlp_falls_back_only_if_it_may(tmp_path: Path) -> None:
 
 def test_finetune_resnet_resumes_to_the_same_end(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    small = ["--epochs", "2", "--images", "96"]
+    small = ["--epochs", "2", "--images", "64"]
     out = run("finetune_resnet.py", str(whole), *small)
     assert "trained a base on the digits 0 to 4" in out
     assert "epoch 2 of 2" in out
