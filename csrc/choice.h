@@ -66,8 +66,9 @@ struct Trace {
   std::vector<Rejected> rejected;
 };
 
-// `forced` is a kernel's name, with ":shape" and ":shape:spread" where its tiles are to be forced too, or null. Throws std::runtime_error where it is unknown or cannot compute this product.
-// The trace costs host time; without it nothing is allocated.
+// `forced` is a kernel's name, with ":shape" and ":shape:spread" where its tiles are to be forced too, or null. Throws
+// std::runtime_error where it is unknown or cannot compute this product. The trace costs host time; without it nothing is
+// allocated.
 Choice choose(const Query& query, const char* forced, Trace* trace);
 
 }  // namespace zoo

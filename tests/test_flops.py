@@ -38,6 +38,7 @@ BACKWARD = torch.ops.zoo.linear_backward
             lambda: (R(5, 3) @ R(3, 4), R(3, 5) @ R(5, 4))[0],
         ),
         (lambda: BACKWARD(R(5, 3), None, None, R(3, 4), "none", True, False, True)[0], lambda: R(5, 3) @ R(3, 4)),
+        (lambda: BACKWARD(R(5, 3), None, R(5, 4), None, "none", False, True, True)[1], lambda: R(3, 5) @ R(5, 4)),
         (lambda: ops.matmul(R(2, 5, 4), R(2, 4, 3)), lambda: R(2, 5, 4) @ R(2, 4, 3)),
         (lambda: ops.matmul(R(5, 4), R(4)), lambda: R(5, 4) @ R(4)),
     ],

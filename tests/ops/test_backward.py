@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.autograd import forward_ad
 
 from zoo import ops
 
@@ -73,6 +74,15 @@ def test_a_derivative_of_it(device):
         assert torch.autograd.gradcheck(partial(run, activation), (g, z, x, w))
 
 
+def test_a_tangent_is_not_dropped(device):
+    g, x, w, t = (torch.randn(*s, device=device, dtype=torch.float64) for s in ((5, 3), (5, 4), (3, 4), (5, 3)))
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(g, t)
+        outputs = [forward_ad.unpack_dual(o) for o in BACKWARD(dual, None, x, w, "none", True, True, True)]
+    for output, want in zip(outputs, (t @ w, t.t() @ x, t.sum(0)), strict=True):
+        torch.testing.assert_close(output.tangent, want)
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -98,3 +108,28 @@ def test_backward_of_a_layer_gives_what_torch_gives(device):
     want = torch.autograd.grad(F.gelu(F.linear(x, w, b)), (x, w, b), g)
     got = torch.autograd.grad(ops.linear(x, w, b, activation="gelu"), (x, w, b), g)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "gelu"])
+def test_a_cotangent_with_a_tangent(device, activation):
+    """Forward over reverse without a graph of the gradients: nothing but the tangent asks for a derivative of them."""
+    x, w, b = (torch.randn(*s, device=device, dtype=torch.float64, requires_grad=True) for s in ((5, 4), (3, 4), (3,)))
+    g, t = (torch.randn(5, 3, device=device, dtype=torch.float64) for _ in range(2))
+    with forward_ad.dual_level():
+        y = ops.linear(x, w, b, activation=activation)
+        gradients = torch.autograd.grad(y, (x, w, b), forward_ad.make_dual(g, t))
+        tangents = [forward_ad.unpack_dual(gradient).tangent for gradient in gradients]
+    y = ops.linear(x, w, b, activation=activation)
+    for tangent, want in zip(tangents, torch.autograd.grad(y, (x, w, b), t), strict=True):
+        torch.testing.assert_close(tangent, want)
+
+
+@pytest.mark.parametrize("activation", [None, "gelu"])
+def test_a_batch_of_cotangents(device, activation):
+    x, w, b = (torch.randn(*s, device=device, dtype=torch.float64, requires_grad=True) for s in ((5, 4), (3, 4), (3,)))
+    g = torch.randn(6, 5, 3, device=device, dtype=torch.float64)
+    y = ops.linear(x, w, b, activation=activation)
+    together = torch.autograd.grad(y, (x, w, b), g, retain_graph=True, is_grads_batched=True)
+    for i in range(len(g)):
+        one = torch.autograd.grad(y, (x, w, b), g[i], retain_graph=True)
+        torch.testing.assert_close([t[i] for t in together], list(one))

@@ -52,6 +52,12 @@ def test_on_the_device_of_the_tensors(device):
     assert ops.explain(x.to("meta"), w.to("meta")).kernel == "none"
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 0), (0,), (0, 5), (4, 0, 5), (5,), (2, 3, 5)])
+def test_leading_dimensions_and_zero_sizes(shape):
+    found = ops.explain(meta(*shape), meta(7, shape[-1]), gpu=H200)
+    assert found.kernel == ("tiled" if 0 in shape else ops.explain(meta(6, 5), meta(7, 5), gpu=H200).kernel)
+
+
 @pytest.mark.parametrize("name", VIT)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_large_products_on_hopper_use_its_tensor_cores(name, dtype):

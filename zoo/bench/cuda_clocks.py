@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.bench.timing import Clock, Contestant, poison
+from zoo.bench.timing import Clock, Contestant, WallClock, poison
 
 __all__ = ["CaptureFailed", "EventClock", "GraphClock", "cuda_clock"]
 
@@ -70,33 +70,13 @@ class GraphClock:
         return self._outputs[contestant]
 
 
-class EventClock:
+class EventClock(WallClock):
     """Events around eager launches, for what cannot be captured: where calls are short, the host's time shows."""
 
     name = "events"
 
-    def __init__(self, contestants: Mapping[str, Contestant], *, sets: int, device: torch.device) -> None:
-        self.sets, self._contestants, self._device = sets, dict(contestants), device
-        self._outputs: dict[str, list[Sequence[Tensor]]] = {}
-
-    def contestants(self) -> tuple[str, ...]:
-        return tuple(self._contestants)
-
-    def block(self, contestant: str) -> float:
-        run = self._contestants[contestant]
-        outputs: list[Sequence[Tensor]] = []
-        # Memory that is used again holds NaN, and no right result of before.
-        poison(self._outputs.pop(contestant, ()))
-
-        def work() -> None:
-            outputs.extend(run(i) for i in range(self.sets))
-
-        elapsed = _between_events(work, _LAUNCH_CYCLES, self._device)
-        self._outputs[contestant] = outputs
-        return elapsed / self.sets
-
-    def outputs(self, contestant: str) -> Sequence[Sequence[Tensor]]:
-        return self._outputs[contestant]
+    def _microseconds(self, work: Callable[[], None]) -> float:
+        return _between_events(work, _LAUNCH_CYCLES, self._device)
 
 
 def cuda_clock(contestants: Mapping[str, Contestant], *, sets: int, device: torch.device) -> tuple[Clock, str]:

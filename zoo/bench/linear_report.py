@@ -6,14 +6,14 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 
+from zoo.bench.document import BenchReport, spread
 from zoo.bench.machine import Machine
-from zoo.tables import TableReport, columns, verdict
+from zoo.tables import columns
 
-__all__ = ["LinearReport", "LinearRow", "Summary", "flat", "geometric_mean", "spread"]
+__all__ = ["LinearReport", "LinearRow", "Summary", "geometric_mean"]
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class LinearReport(TableReport):
+class LinearReport(BenchReport):
     """What :func:`zoo.bench.bench_linear` measured. ``ok``: all could be measured, and every output was right.
 
     Being slower is told, and is no failure.
@@ -106,18 +106,6 @@ class LinearReport(TableReport):
     """Whether all that was asked for has been measured."""
     schema: int = field(default=1)
     """Version of this document's form."""
-
-    @property
-    def ok(self) -> bool:
-        return self.complete and all(row.ok for row in self.rows)
-
-    def to_dict(self) -> dict[str, Any]:
-        data = flat(super().to_dict())
-        data["rows"] = [
-            {"ok": row.ok, **{key.rstrip("_"): value for key, value in plain.items()}}
-            for row, plain in zip(self.rows, data["rows"], strict=True)
-        ]
-        return data
 
     def summaries(self) -> Iterator[Summary]:
         """Geometric means by dtype, precision, pass and peer, with an activation and without apart."""
@@ -152,27 +140,17 @@ class LinearReport(TableReport):
             dtype = s.dtype if s.precision == "highest" else f"{s.dtype} {s.precision}"
             name = f"{dtype}, {s.pass_}, {'with' if s.activation else 'without'} activation, over {s.peer}"
             means.add_row(name, str(s.rows), f"{s.speedup:.2f}x", f"{s.least:.2f}x {s.least_case}")
-        bad = [row for row in self.rows if not row.ok]
-        lines = [f"{row.case} {row.dtype} {row.pass_} {row.peer}: {row.failure}" for row in bad]
-        end = f"{len(self.rows)} rows, every output right" if self.ok else f"{len(bad)} of {len(self.rows)} rows FAILED"
-        end += "" if self.complete else "; stopped before its end"
-        return Group(f"{self.command}, on {self.machine.device}", table, means, *lines, verdict(self.ok, end))
-
-
-def flat(data: dict[str, Any]) -> dict[str, Any]:
-    """The facts of the machine among the other fields, and the rows last."""
-    rows, machine = data.pop("rows"), data.pop("machine")
-    return {"ok": data.pop("ok"), "schema": data.pop("schema"), **machine, **data, "rows": rows}
+        return self.around(
+            table,
+            means,
+            right="every output right",
+            name=lambda row: f"{row.case} {row.dtype} {row.pass_} {row.peer}",
+        )
 
 
 def geometric_mean(values: Iterable[float]) -> float:
     """Of positive numbers."""
     return statistics.geometric_mean(values)
-
-
-def spread(row: Any) -> str:
-    """A speedup with its interval."""
-    return f"{row.speedup:.2f} ({row.speedup_low:.2f}-{row.speedup_high:.2f})"
 
 
 def _error(error: float | None) -> str:

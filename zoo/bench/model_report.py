@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 
-from zoo.bench.linear_report import flat, spread
+from zoo.bench.document import BenchReport, spread
 from zoo.bench.machine import Machine
-from zoo.tables import TableReport, columns, verdict
+from zoo.tables import columns
 
 __all__ = ["ModelReport", "ModelRow"]
 
@@ -58,7 +57,7 @@ class ModelRow:
 
 
 @dataclass(frozen=True)
-class ModelReport(TableReport):
+class ModelReport(BenchReport):
     """What :func:`zoo.bench.bench_model` measured. ``ok``: all could be measured, and logits and losses agree.
 
     Being slower is told, and is no failure.
@@ -74,15 +73,6 @@ class ModelReport(TableReport):
     """Whether all that was asked for has been measured."""
     schema: int = field(default=1)
     """Version of this document's form."""
-
-    @property
-    def ok(self) -> bool:
-        return self.complete and all(row.ok for row in self.rows)
-
-    def to_dict(self) -> dict[str, Any]:
-        data = flat(super().to_dict())
-        data["rows"] = [{"ok": row.ok, **plain} for row, plain in zip(self.rows, data["rows"], strict=True)]
-        return data
 
     def __rich__(self) -> RenderableType:
         right = ("zoo img/s", "peer img/s", "speedup", "custom", "zoo peak", "peer peak", "output differs")
@@ -102,15 +92,11 @@ class ModelReport(TableReport):
                 _gib(row.peer_peak_bytes),
                 f"{row.output_difference:.0e}",
             )
-        bad = [row for row in self.rows if not row.ok]
-        lines = [f"{row.model} {row.mode} {row.phase} {row.peer}: {row.failure}" for row in bad]
-        end = (
-            f"{len(self.rows)} rows, all outputs and losses agree"
-            if self.ok
-            else f"{len(bad)} of {len(self.rows)} rows FAILED"
+        return self.around(
+            table,
+            right="all outputs and losses agree",
+            name=lambda row: f"{row.model} {row.mode} {row.phase} {row.peer}",
         )
-        end += "" if self.complete else "; stopped before its end"
-        return Group(f"{self.command}, on {self.machine.device}", table, *lines, verdict(self.ok, end))
 
 
 def _gib(size: int | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import dataclass
 from functools import cache
@@ -89,7 +90,7 @@ def _on_cuda(input: Tensor, weight: Tensor, activation: str | None, gpu: tuple[i
     """As the CUDA core chooses: by the same function, from what it would see of the operands."""
     import zoo._C as core
 
-    rows = input if input.dim() == 2 else input.reshape(input[..., 0].numel(), input.shape[-1])
+    rows = input if input.dim() == 2 else input.reshape(math.prod(input.shape[:-1]), input.shape[-1])
     kernel, configuration, reason, _, rejected = core.choose(
         1,
         rows.shape[0],

@@ -24,7 +24,7 @@ from torch._C import _AutoDispatchBelowAutograd
 from zoo.ops._activation import ActivationGrad, activation_grad
 from zoo.ops._fake import needs_preactivation
 from zoo.ops._library import operators as _ops
-from zoo.ops._routing import Rule, apply, implement, is_plain, register
+from zoo.ops._routing import Rule, apply, has_tangent, implement, is_plain, register
 
 __all__ = ["linear", "linear_activation", "linear_bias_grad", "linear_input_grad", "linear_weight_grad"]
 
@@ -319,7 +319,9 @@ def _composed_backward(
     bias_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """linear_backward where a derivative of it may be asked for: by the operators that have one."""
-    if not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (grad, saved, input, weight))):
+    tensors = (grad, saved, input, weight)
+    wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if not wanted and not has_tangent(tensors):
         with _AutoDispatchBelowAutograd():
             return _backward(grad, saved, input, weight, activation, input_grad, weight_grad, bias_grad)
     g = grad if activation == "none" else activation_grad(grad, saved, activation)  # type: ignore[arg-type]

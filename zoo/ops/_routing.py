@@ -21,7 +21,7 @@ from torch import Tensor, is_grad_enabled
 from torch._C import _are_functorch_transforms_active, _AutoDispatchBelowAutograd, _get_tracing_state
 from torch.autograd import Function, forward_ad
 
-__all__ = ["Rule", "apply", "implement", "is_plain", "register"]
+__all__ = ["Rule", "apply", "has_tangent", "implement", "is_plain", "register"]
 
 
 class Rule:
@@ -101,7 +101,7 @@ def register(rule: type[Rule]) -> type[Rule]:
     )
 
     def autograd_kernel(*args: Any) -> Any:
-        if _has_tangent(args):
+        if has_tangent(args):
             raise NotImplementedError(
                 f"torch.ops.zoo.{name} takes no forward-mode tangents; call zoo.ops.{name}, which does"
             )
@@ -144,7 +144,8 @@ def _eager(rule: type[Rule], args: tuple[Any, ...]) -> Any:
         return rule.run(*args)
 
 
-def _has_tangent(args: tuple[Any, ...]) -> bool:
+def has_tangent(args: tuple[Any, ...]) -> bool:
+    """Whether a forward-mode derivative is on its way through one of the arguments."""
     if forward_ad._current_level < 0:
         return False
     return any(isinstance(a, Tensor) and forward_ad.unpack_dual(a).tangent is not None for a in args)
