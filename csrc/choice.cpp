@@ -199,29 +199,55 @@ const char* hopper_refuses(const Query& q) {
   return nullptr;
 }
 
-Candidate small(const Query& q) {
+// 64 x 64 tiles and 64 steps of K in one launch of `small`.
+struct SmallWork {
+  double tiles, steps;  // `steps` of K a tile
+};
+
+SmallWork small_work(const Query& q) {
+  return {static_cast<double>(divided_up(q.M, 64)) * divided_up(q.N, 64), static_cast<double>(divided_up(q.K, 64))};
+}
+
+// Microseconds of one step, of one block alone or of two side by side together.
+double small_step(const Query& q, int through) {
+  const double derivative = through == 0 ? 0 : through == 1 ? 0.1 : 0.5;
+  return (q.type == Type::f32 ? 1.6 : 0.45) + derivative;
+}
+
+// `works` with their slices beside each other.
+double small_time(const SmallWork* works, const int* slices, int count, double step, int processors, double bytes) {
+  double all = 0, longest = 0, cluster = 0;
+  for (int i = 0; i < count; ++i) {
+    const double steps = std::ceil(works[i].steps / slices[i]);
+    all += works[i].tiles * slices[i] * (steps + 1.5);  // beginning and end cost as much as one or two steps
+    longest = std::max(longest, (steps + 1) * step);
+    cluster = std::max(cluster, slices[i] == 1 ? 0 : slices[i] == 8 ? 2.5 : 0.5);
+  }
+  return kLaunch + 2.5 + cluster + std::max({all * step / processors, longest, bytes / kBandwidth});
+}
+
+double bytes_moved(const Query& q) {
+  return traffic(q) * kBandwidth;
+}
+
+Candidate small(const Query& q, const Forced& forced) {
   Candidate c;
   c.choice.kernel = Kernel::small;
   c.why_not = hopper_refuses(q);
-  const int64_t tiles = divided_up(q.M, 64) * divided_up(q.N, 64), steps = divided_up(q.K, 64);
-  if (!c.why_not && tiles > 1 << 20) c.why_not = "too many tiles";
-  if (c.why_not) return c;
-  const int groups = q.type == Type::f32 ? 3 : 4;
-  // Clusters that run at once: each lies in one GPC of 16 or 18 processors.
-  const double at_once[] = {1.0 * q.processors, q.processors / 2 - 2.0, q.processors / 4 - 3.0, q.processors / 8 - 2.0};
-  double best = 0;
-  int power = 0;
-  for (int slices = 1; slices <= 8; slices *= 2, ++power) {
-    if (slices > 1 && (slices / 2) * groups >= steps) break;  // nothing left to share
-    const double waves = std::ceil(static_cast<double>(tiles) / std::max(1.0, at_once[power]));
-    const double step = q.type == Type::f32 ? 4.5 : 1.8;
-    const double time = kLaunch + waves * (2.5 + step * divided_up(steps, groups * slices));
-    if (slices == 1 || time < best) {
-      best = time;
-      c.choice.slices = slices;
-    }
+  const SmallWork work = small_work(q);
+  if (!c.why_not && work.tiles > 1 << 24) c.why_not = "too many tiles";
+  if (!c.why_not && forced.config >= 0 && (forced.config == 0 || forced.config > 8 || (forced.config & (forced.config - 1)))) {
+    c.why_not = "1, 2, 4 or 8 blocks share a tile";
   }
-  c.choice.microseconds = best;
+  if (c.why_not) return c;
+  for (int slices = 1; slices <= 8; slices *= 2) {
+    if (forced.config > 0 && slices != forced.config) continue;
+    if (forced.config <= 0 && slices > std::max(1.0, work.steps)) break;  // nothing left to share
+    const double time = small_time(&work, &slices, 1, small_step(q, 0), q.processors, bytes_moved(q));
+    if (c.choice.microseconds > 0 && time >= c.choice.microseconds) continue;
+    c.choice.microseconds = time;
+    c.choice.slices = slices;
+  }
   return c;
 }
 
@@ -285,7 +311,7 @@ Candidate candidate(const Query& q, Kernel kernel, const Forced& forced = {}) {
     case Kernel::gemv: return gemv(q);
     case Kernel::cublas: return cublas(q, forced);
     case Kernel::mma: return mma(q);
-    case Kernel::small: return small(q);
+    case Kernel::small: return small(q, forced);
     default: return by_tiles(q, kernel, forced);
   }
 }
@@ -331,6 +357,37 @@ const char* name_of(Kernel kernel) {
     case Kernel::split6: return "split6";
   }
   return "";
+}
+
+Together choose_together(
+    const Query& dw, const Query& dx, int activation, bool bias, double apart, const char* forced) {
+  const Forced wanted = parse(forced);
+  Together best;
+  if (wanted.kernel && *wanted.kernel != Kernel::small) return best;
+  if (hopper_refuses(dw) || hopper_refuses(dx)) return best;
+  // dY along its rows for dW, along K for dX; the others along their rows
+  if (!dw.a.mn_major() || !dw.b.mn_major() || !dx.a.k_major() || !dx.b.mn_major()) return best;
+  const SmallWork works[2] = {small_work(dw), small_work(dx)};
+  if (works[0].tiles + works[1].tiles > 1 << 24) return best;
+  const double grad = static_cast<double>(dx.M) * dx.K * bytes_of(dx.type);
+  const double bytes = bytes_moved(dw) + bytes_moved(dx);
+  const double pass_apart = activation != 0 ? kLaunch + 3 * grad / kBandwidth : bias ? kLaunch + grad / kBandwidth : 0;
+  best.microseconds = wanted.kernel ? HUGE_VAL : apart + pass_apart;
+  for (const bool pass : {false, true}) {  // act' as dY is read, or in a pass before
+    if (pass && (activation == 0 || wanted.kernel)) continue;
+    const double before = pass ? kLaunch + 3 * grad / kBandwidth : 0;
+    const double step = small_step(dx, pass ? 0 : activation);
+    for (int cluster = 1; cluster <= 8; cluster *= 2) {
+      if (wanted.config > 0 && cluster != wanted.config) continue;
+      for (int which = 0; which < (cluster == 1 ? 1 : 3); ++which) {  // both shared, or one
+        const int slices[2] = {which == 1 ? 1 : cluster, which == 2 ? 1 : cluster};
+        const double time = before + small_time(works, slices, 2, step, dx.processors, bytes);
+        if (time >= best.microseconds) continue;
+        best = {true, pass, slices[0], slices[1], time};
+      }
+    }
+  }
+  return best;
 }
 
 Choice choose(const Query& q, const char* forced, Trace* trace) {

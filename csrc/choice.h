@@ -71,4 +71,17 @@ struct Trace {
 // allocated.
 Choice choose(const Query& query, const char* forced, Trace* trace);
 
+// A backward pass's two products in one launch of `small`, with db and the activation's derivative.
+struct Together {
+  bool better = false;
+  bool pass = false;  // dY act'(z) by a pass before, not as dY is read
+  int dw_slices = 1, dx_slices = 1;
+  double microseconds = 0;
+};
+
+// dw = dY^T X, dx = dY W. `apart`: microseconds of the two in launches of their own; dY act'(z) and db then need a pass
+// before. Forced to `small`, it is better wherever it can be.
+Together choose_together(
+    const Query& dw, const Query& dx, int activation, bool bias, double apart, const char* forced);
+
 }  // namespace zoo

@@ -210,6 +210,23 @@ Choice choice_of(const Query& q) {
   return choose(q, std::getenv("ZOO_LINEAR_KERNEL"), nullptr);
 }
 
+sm90::SmallProblem small_problem(const Product& p, Type type, int slices) {
+  sm90::SmallProblem s{};
+  s.M = static_cast<int32_t>(p.M);
+  s.N = static_cast<int32_t>(p.N);
+  s.K = static_cast<int32_t>(p.K);
+  s.type = type;
+  s.a = p.a;
+  s.b = p.b;
+  s.bias = p.bias;
+  s.y = p.y;
+  s.z = p.z;
+  s.ld = p.N;
+  s.act = p.act;
+  s.slices = slices;
+  return s;
+}
+
 bool by_planes(const Choice& c) {
   return c.kernel == Kernel::split6 || c.kernel == Kernel::split3;
 }
@@ -235,33 +252,61 @@ void run_product(const Product& p, const Tensor& like, const Launch& launch) {
     case Kernel::cublas:
       return cublas_product(p, type == Type::f32 && q.precision == Precision::highest, like, launch);
     case Kernel::mma: return run_mma(p, type, c, q, like, launch);
-    case Kernel::small: {
-      sm90::SmallProblem s{};
-      s.M = static_cast<int32_t>(p.M);
-      s.N = static_cast<int32_t>(p.N);
-      s.K = static_cast<int32_t>(p.K);
-      s.type = type;
-      s.a = p.a;
-      s.b = p.b;
-      s.bias = p.bias;
-      s.y = p.y;
-      s.z = p.z;
-      s.ld = p.N;
-      s.act = p.act;
-      s.slices = c.slices;
-      return sm90::small_product(s, launch.stream);
-    }
+    case Kernel::small: return sm90::small_product(small_problem(p, type, c.slices), launch.stream);
     default: return run_tiles(p, type, c, q, like, launch);
   }
 }
 
+namespace {
+
+// A pass over rows that GradientPass can read.
+bool whole_rows(const Backward& b) {
+  const int64_t ld = b.grad.row_stride;
+  return b.grad.col_stride == 1 && ld % 8 == 0 && ld >= b.N && b.N % 8 == 0 && aligned(b.grad.data) &&
+         b.M <= int64_t{128} * 65535 && (b.act == Act::none || aligned(b.saved.data));
+}
+
+bool lies_alike(const Backward& b) {
+  return b.act == Act::none || (b.saved.row_stride == b.grad.row_stride && b.saved.col_stride == b.grad.col_stride);
+}
+
+sm90::GradientPass gradient_pass_of(const Backward& b, Type type) {
+  sm90::GradientPass pass{};
+  pass.M = static_cast<int32_t>(b.M);
+  pass.N = static_cast<int32_t>(b.N);
+  pass.ld = b.grad.row_stride;
+  pass.type = type;
+  pass.act = b.act;
+  pass.grad = b.grad.data;
+  pass.saved = b.saved.data;
+  return pass;
+}
+
+void run_together(
+    const Backward& b, const Product& dw, const Product& dx, const Together& t, Type type, const Tensor& like,
+    const Launch& launch) {
+  sm90::SmallProblem w = small_problem(dw, type, t.dw_slices), x = small_problem(dx, type, t.dx_slices);
+  std::optional<Tensor> out;
+  if (t.pass) {
+    sm90::GradientPass pass = gradient_pass_of(b, type);
+    out = bytes(like, b.M * b.grad.row_stride * element_bytes(type));
+    pass.out = out->mutable_data_ptr();
+    sm90::gradient_pass(pass, launch.stream);
+    w.a.data = x.a.data = pass.out;
+  } else if (b.act != Act::none) {
+    w.saved = x.saved = b.saved.data;
+    w.through = x.through = b.act;
+  }
+  w.sums = b.bias_grad;
+  sm90::small_backward(w, x, launch.stream);
+}
+
+}  // namespace
+
 bool run_backward(const Backward& b, const Tensor& like, const Launch& launch) {
   const Type type = type_of(like);
   const int64_t ld = b.grad.row_stride;
-  const bool rows = b.grad.col_stride == 1 && ld % 8 == 0 && ld >= b.N && b.N % 8 == 0 && aligned(b.grad.data) &&
-                    (b.act == Act::none ||
-                     (b.saved.row_stride == ld && b.saved.col_stride == 1 && aligned(b.saved.data)));
-  if (!rows || type == Type::f64 || b.M == 0 || b.N == 0 || b.K == 0 || b.M > int64_t{128} * 65535) return false;
+  if (type == Type::f64 || b.M == 0 || b.N == 0 || b.K == 0 || !lies_alike(b)) return false;
   Product dx{}, dw{};
   dx.batch = dw.batch = 1;
   dx.M = b.M, dx.N = b.K, dx.K = b.N;
@@ -270,27 +315,30 @@ bool run_backward(const Backward& b, const Tensor& like, const Launch& launch) {
   dw.M = b.N, dw.N = b.K, dw.K = b.M;
   dw.b = b.input;
   dw.y = b.weight_grad;
-  dx.a = {b.grad.data, 0, ld, 1};
-  dw.a = {b.grad.data, 0, 1, ld};
+  dx.a = {b.grad.data, 0, ld, b.grad.col_stride};
+  dw.a = {b.grad.data, 0, b.grad.col_stride, ld};
   const Query dx_query = query_of(dx, type, launch), dw_query = query_of(dw, type, launch);
   if (dx_query.capability != 90 || !dx_query.hopper) return false;
   const Choice dx_choice = b.input_grad ? choice_of(dx_query) : Choice{};
   const Choice dw_choice = b.weight_grad ? choice_of(dw_query) : Choice{};
-  const bool f32 = type == Type::f32;
+  const bool f32 = type == Type::f32, whole = whole_rows(b);
+  if (b.input_grad && b.weight_grad) {
+    const Together t = choose_together(
+        dw_query, dx_query, static_cast<int>(b.act), b.bias_grad != nullptr,
+        dw_choice.microseconds + dx_choice.microseconds, std::getenv("ZOO_LINEAR_KERNEL"));
+    if (t.better && (!t.pass || whole)) {
+      run_together(b, dw, dx, t, type, like, launch);
+      return true;
+    }
+  }
+  if (!whole) return false;
   const auto takes_planes = [](const Choice& c) { return by_planes(c) && !c.pack_a; };
   if (f32 && ((b.input_grad && !takes_planes(dx_choice)) || (b.weight_grad && !takes_planes(dw_choice)) ||
               !(b.input_grad || b.weight_grad))) {
     return false;
   }
 
-  sm90::GradientPass pass{};
-  pass.M = static_cast<int32_t>(b.M);
-  pass.N = static_cast<int32_t>(b.N);
-  pass.ld = ld;
-  pass.type = type;
-  pass.act = b.act;
-  pass.grad = b.grad.data;
-  pass.saved = b.saved.data;
+  sm90::GradientPass pass = gradient_pass_of(b, type);
   pass.sums = b.bias_grad;
   const bool products = b.input_grad || b.weight_grad, changed = b.act != Act::none;
   std::optional<Tensor> out, partial, arrivals;

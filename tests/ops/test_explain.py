@@ -82,7 +82,7 @@ def test_float32_precision_is_followed():
 
 def test_few_tiles_share_k_and_few_rows_read_the_weight_once():
     head = choice((64, 2048, 1000))
-    assert head.kernel == "small" and "4 blocks a tile" in head.configuration
+    assert head.kernel == "small" and "8 blocks a tile" in head.configuration
     assert choice((1, 4096, 4096)).kernel == choice((1, 2048, 1000)).kernel == "gemv"
 
 

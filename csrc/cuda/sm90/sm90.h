@@ -50,9 +50,17 @@ struct SmallProblem {
   void* z;
   int64_t ld;
   Act act;
-  int32_t slices;
+  int32_t slices;  // blocks that share the K of a tile: 1, 2, 4 or 8
+  // small_backward alone:
+  const void* saved;  // a is multiplied by act'(saved), with a's strides; or null
+  Act through;
+  void* sums;  // (M): over K of a's rows; or null
 };
 void small_product(const SmallProblem& problem, void* stream);
+
+// dW = dY'^T X with db in `sums`, and dX = dY' W, in one launch. X and W have dense rows, dY dense rows of more than one
+// element; the slices are equal, or 1 for one of both.
+void small_backward(const SmallProblem& dw, const SmallProblem& dx, void* stream);
 
 // float32 (rows, cols), columns dense, to `count` bf16 planes of row stride planes_ld, a multiple of 8. Block i of the
 // launch sets flags[i] to whether it met a value that is not finite.

@@ -1,222 +1,444 @@
-// Products of few tiles, any strides and alignment: a cluster of blocks shares the K of one 64 x 64 tile.
+// Products of few tiles, or of float32 that is too thin for planes in memory; any strides and alignment; one launch.
 //
-// Each block has three or four warpgroups, each with its own part of K: it loads 64 x 64 pieces into registers, splits float32
-// into planes there, stores them swizzled and multiplies by wgmma; one group's loads pass under another's work. The parts are
-// added through the cluster's distributed shared memory, always in the same order: no workspace, one launch.
+// A block computes 64 x 64 by mma.sync: four warps 32 x 32 each, and four more with the other half of every stage of K. The
+// K of a tile may be shared by a cluster of blocks. The parts are added through (distributed) shared memory, always in the
+// same order: no workspace. float32 is split into three bf16 parts in registers, on its way from shared memory to the
+// tensor cores. A backward pass is one launch too: dW with db beside dX, act'(z) applied to dY as it is read.
+//
+// Every thread takes the rows 4 g .. 4 g + 3 and of K 4 c .. 4 c + 3 (g = lane / 4, c = lane % 4), whatever rows and steps of K
+// mma's fragments name them: the product does not care, as long as both operands agree. So everything is read in vectors,
+// operands along K and along rows alike, and a thread ends with 4 x 8 neighbours of the output.
 #include "epilogue.cuh"
 #include "launch.cuh"
-#include "split.cuh"
+
+#include "../mma.cuh"
+
 
 namespace zoo::cuda::sm90 {
+
+constexpr int kSide = 64, kStep = 64;     // a tile's rows and columns; K of a stage
+constexpr int kThreads = 256, kGroups = 2;  // groups of four warps, each with its half of a stage's K
+constexpr int kPitch = kSide + 4;         // floats of a row of sums
+constexpr int kMostStages = 6;
+constexpr int kBeside = 2;                // columns' fragments at once: 2 x kBeside chains of products that do not wait for each other
 
 struct SmallOperand {
   const void* data;
   int64_t outer, inner;  // strides
-  bool vector;           // inner is 1, and 16-byte loads are aligned and never cross its end
+  bool vector;           // inner is 1, and rows begin at multiples of 16 bytes
 };
 
-struct SmallArgs {
+struct SmallJob {
   SmallOperand a, b;
+  const void* saved;  // a is multiplied by act'(saved), which lies as a does; or null
   const void* bias;
   void* y;
   void* z;
+  void* sums;  // over K of every row of a, or null
   int64_t ld;
-  int M, N, K, act, share_of_k;  // blocks a cluster
+  int M, N, K, act, through;  // the activation of the output, and of `saved`
+  int slices;                 // blocks that share a tile's K: 1, or all of a cluster
+  int blocks;                 // a multiple of the cluster's
 };
 
-constexpr int kSide = 64, kPlane = kSide * 128, kPad = 72;  // bytes of a plane; floats of a row of sums
+struct SmallArgs {
+  SmallJob job[2];
+  int stages;
+};
 
-template <typename T, bool a_mn, bool b_mn>
+// x = high + middle + low, each a float whose lower half is zero, so its upper half is a bf16. Exact but for tiny x; what is
+// not finite makes NaN, and the outputs that meet it are computed again.
+struct Parts {
+  uint32_t high, middle, low;  // of two numbers, the first in the lower half
+};
+__device__ __forceinline__ Parts split_pair(float x, float y) {
+  constexpr uint32_t upper = 0xFFFF0000u;
+  const auto rest = [](float v) { return v - __uint_as_float(__float_as_uint(v) & upper); };
+  const auto halves = [](float v, float w) { return __byte_perm(__float_as_uint(v), __float_as_uint(w), 0x7632); };
+  const float x1 = rest(x), y1 = rest(y);
+  return {halves(x, y), halves(x1, y1), halves(rest(x1), rest(y1))};
+}
+
+template <typename T>
 struct Small {
-  static constexpr int planes = std::is_same_v<T, float> ? 3 : 1, groups = planes == 3 ? 3 : 4;
-  using Element = std::conditional_t<planes == 3, __nv_bfloat16, T>;
-  static constexpr int stage_bytes = 2 * planes * kPlane, sums_bytes = kSide * kPad * 4;
-  static constexpr int group_bytes = stage_bytes > sums_bytes ? stage_bytes : (sums_bytes + 1023) / 1024 * 1024;
-  static constexpr int shared_bytes = 1024 + groups * group_bytes;
+  static constexpr bool f32 = std::is_same_v<T, float>;
+  static constexpr int parts = f32 ? 3 : 1, wide = 16 / sizeof(T), chunks = kSide / wide;
+  static constexpr int tile_bytes = kSide * kStep * sizeof(T);
+  static constexpr int sums_bytes = kGroups * kSide * kPitch * 4;
+  using Element = std::conditional_t<f32, __nv_bfloat16, T>;
 
-  // A 64 x 64 piece as a thread holds it: four rows of eight neighbours.
-  struct Piece {
-    T v[4][8];
-  };
+  // ---- a stage's share of one operand: 64 rows of 64 elements, along K or (mn) along its rows
 
-  // Without a branch, so that all loads are on their way at once: what is outside is read from inside and dropped.
-  static __device__ __forceinline__ void load(
-      Piece& piece, const SmallOperand& x, int outer0, int inner0, int outer_size, int inner_size) {
-    constexpr int wide = 16 / sizeof(T);
-    const int thread = threadIdx.x % 128, inner = inner0 + thread % 8 * 8;
-    const T zero = narrow<T>(0.f);
-    if (x.vector) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int outer = outer0 + thread / 8 + 16 * i;
-        const T* from = static_cast<const T*>(x.data) + min(outer, outer_size - 1) * x.outer;
-#pragma unroll
-        for (int q = 0; q < 8 / wide; ++q) {
-          const int at = inner + q * wide;
-          const uint4 raw = __ldg(reinterpret_cast<const uint4*>(from + min(at, inner_size - wide)));
-          const bool inside = outer < outer_size && at < inner_size;
-          reinterpret_cast<uint4*>(piece.v[i])[q] =
-              make_uint4(inside ? raw.x : 0, inside ? raw.y : 0, inside ? raw.z : 0, inside ? raw.w : 0);
-        }
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int outer = outer0 + thread / 8 + 16 * i;
-        const T* from = static_cast<const T*>(x.data) + min(outer, outer_size - 1) * x.outer;
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const T raw = from[min(inner + j, inner_size - 1) * x.inner];
-          piece.v[i][j] = outer < outer_size && inner + j < inner_size ? raw : zero;
-        }
-      }
-    }
+  // Chunks of 16 bytes are permuted so that the lanes that read together meet different banks.
+  template <bool mn>
+  static __device__ __forceinline__ uint32_t place(int outer, int chunk) {
+    const int four = outer >> 2;
+    const int turn = mn || !f32 ? (four & 3) * 2 : (four & 1) * 4;
+    return static_cast<uint32_t>(outer * (chunks * 16) + (chunk ^ turn) * 16);
   }
 
-  static __device__ __forceinline__ void store(uint32_t at, const Piece& piece, bool& special) {
-    const uint32_t thread = threadIdx.x % 128;
+  // Where a thread's first chunk of the next stage lies in memory; its others are `rows_apart` rows down.
+  static constexpr int rows_apart = kThreads / chunks;
+  struct Source {
+    const T* at;
+    int64_t down, ahead;          // elements: to the thread's next chunk, to the next stage
+    int outer_left, inner_left;   // rows and elements until the operand ends
+    int outer_ahead, inner_ahead; // how they shrink
+  };
+
+  template <bool mn>
+  static __device__ __forceinline__ Source source(const void* data, const SmallOperand& x, int row0, int k0, int rows, int K) {
+    const int outer = (mn ? k0 : row0) + threadIdx.x / chunks, inner = (mn ? row0 : k0) + threadIdx.x % chunks * wide;
+    Source s;
+    s.at = static_cast<const T*>(data) + outer * x.outer + inner * x.inner;
+    s.down = rows_apart * x.outer;
+    s.ahead = kStep * (mn ? x.outer : x.inner);
+    s.outer_left = (mn ? K : rows) - outer, s.inner_left = (mn ? rows : K) - inner;
+    s.outer_ahead = mn ? kStep : 0, s.inner_ahead = mn ? 0 : kStep;
+    return s;
+  }
+
+  template <bool mn>
+  static __device__ __forceinline__ void fill(uint32_t to, Source& s, const void* data, const SmallOperand& x) {
+    const uint32_t at0 = to + place<mn>(threadIdx.x / chunks, threadIdx.x % chunks);
+    if (x.vector && s.outer_left > kSide - rows_apart && s.inner_left >= wide) {  // all of it inside
+      const T* begin = s.at;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t row = thread / 8 + 16 * i, to = at + row * 128 + (thread % 8 ^ row % 8) * 16;
-      __align__(16) Element out[planes][8];
+      for (int i = 0; i < kSide / rows_apart; ++i, begin += s.down) copy_async(at0 + i * rows_apart * chunks * 16, begin);
+    } else {
+      fill_edge(at0, s, static_cast<const T*>(data), x);
+    }
+    s.at += s.ahead;
+    s.outer_left -= s.outer_ahead;
+    s.inner_left -= s.inner_ahead;
+  }
+
+  static __device__ __noinline__ void fill_edge(uint32_t at0, const Source& s, const T* inside, const SmallOperand& x) {
+#pragma unroll 1
+    for (int i = 0; i < kSide / rows_apart; ++i) {
+      const uint32_t at = at0 + i * rows_apart * chunks * 16;
+      const int left = i * rows_apart < s.outer_left ? s.inner_left : 0;
+      const T* begin = left > 0 ? s.at + i * s.down : inside;
+      if (x.vector) {
+        copy_async(at, begin, left >= wide ? 16 : left > 0 ? left * static_cast<int>(sizeof(T)) : 0);
+      } else if constexpr (f32) {
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        if constexpr (planes == 3) {
-          __nv_bfloat16 parts[3];
-          split(piece.v[i][j], parts, special);
-          out[0][j] = parts[0], out[1][j] = parts[1], out[2][j] = parts[2];
-        } else {
-          out[0][j] = piece.v[i][j];
+        for (int j = 0; j < wide; ++j) copy_async<4>(at + 4 * j, j < left ? begin + j * x.inner : inside, j < left ? 4 : 0);
+      } else {
+        uint32_t packed[4] = {};
+#pragma unroll
+        for (int j = 0; j < wide; ++j) {
+          const uint32_t half = j < left ? reinterpret_cast<const uint16_t*>(begin)[j * x.inner] : 0;
+          packed[j / 2] |= half << (j % 2 * 16);
         }
-      }
-#pragma unroll
-      for (int p = 0; p < planes; ++p) {
-        const uint4 q = *reinterpret_cast<uint4*>(out[p]);
-        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to + p * kPlane), "r"(q.x), "r"(q.y), "r"(q.z),
-                     "r"(q.w)
+        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(packed[0]), "r"(packed[1]), "r"(packed[2]),
+                     "r"(packed[3])
                      : "memory");
       }
     }
   }
 
+  // ---- fragments: four rows of a thread, four steps of K
+
+  // v[i][j]: row i, step j; of 2-byte types two steps in a word, v[i][0] and v[i][1].
+  using Raw = std::conditional_t<f32, float[4][4], uint32_t[4][2]>;
+
   template <bool mn>
-  static __device__ __forceinline__ uint64_t tile(uint32_t at, int step) {
-    return mn ? ptx::descriptor(at + step * 16 * 128, 0, 1024, ptx::Swizzle::b128)
-              : ptx::descriptor(at + step * 32, 0, 1024, ptx::Swizzle::b128);
+  static __device__ __forceinline__ void read(Raw& v, const uint8_t* from, int row0, int k0) {
+    const int lane = threadIdx.x % 32, row = row0 + lane / 4 * 4, k = k0 + lane % 4 * 4;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int outer = (mn ? k : row) + i, inner = mn ? row : k;
+      const uint8_t* at = from + place<mn>(outer, inner / wide) + inner % wide * sizeof(T);
+      if constexpr (f32) {
+        const float4 q = *reinterpret_cast<const float4*>(at);
+        if constexpr (mn) v[0][i] = q.x, v[1][i] = q.y, v[2][i] = q.z, v[3][i] = q.w;
+        else v[i][0] = q.x, v[i][1] = q.y, v[i][2] = q.z, v[i][3] = q.w;
+      } else {
+        const uint2 q = *reinterpret_cast<const uint2*>(at);
+        v[i][0] = q.x, v[i][1] = q.y;
+      }
+    }
+    if constexpr (!f32 && mn) {  // v[step][rows / 2] until here
+      Raw w;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) w[i][h] = __byte_perm(v[2 * h][i / 2], v[2 * h + 1][i / 2], i % 2 ? 0x7632 : 0x5410);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) v[i][0] = w[i][0], v[i][1] = w[i][1];
+    }
   }
 
-  static __device__ __forceinline__ void run(const SmallArgs& args) {
-    extern __shared__ uint8_t shared[];
-    __shared__ int met;  // a value that is not finite
-    const uint32_t base = (ptx::shared_address(shared) + 1023) / 1024 * 1024;
-    const int group = threadIdx.x / 128, rank = static_cast<int>(ptx::cluster_rank());
-    const int n_tiles = (args.N + kSide - 1) / kSide, t = blockIdx.x / args.share_of_k;
+  static __device__ __forceinline__ void widened(float (&row)[4], const Raw& v, int i) {
+    if constexpr (f32) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) row[j] = v[i][j];
+    } else {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const uint16_t half = static_cast<uint16_t>(v[i][j / 2] >> (j % 2 * 16));
+        T x;
+        memcpy(&x, &half, 2);
+        row[j] = widen(x);
+      }
+    }
+  }
+
+  // Row i as the tensor cores take it: [part][lower or upper steps].
+  static __device__ __forceinline__ void parts_of(uint32_t (&out)[parts][2], const Raw& v, int i) {
+    if constexpr (f32) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const Parts p = split_pair(v[i][2 * h], v[i][2 * h + 1]);
+        out[0][h] = p.high, out[1][h] = p.middle, out[2][h] = p.low;
+      }
+    } else {
+      out[0][0] = v[i][0], out[0][1] = v[i][1];
+    }
+  }
+
+  // ---- one block's work
+
+  // Until at most `pending` stages are on their way.
+  static __device__ __forceinline__ void wait_for(int pending) {
+    if (pending <= 0) copy_wait<0>();
+    else if (pending == 1) copy_wait<1>();
+    else if (pending == 2) copy_wait<2>();
+    else if (pending == 3) copy_wait<3>();
+    else copy_wait<4>();
+  }
+
+  template <bool a_mn, bool b_mn, bool through>
+  static __device__ __forceinline__ void run(const SmallJob& job, int block, int stages) {
+    extern __shared__ __align__(128) uint8_t shared[];
+    __shared__ float row_sums[kGroups][kSide];
+    const uint32_t base = ptx::shared_address(shared);
+    constexpr int stage_bytes = (through ? 3 : 2) * tile_bytes;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = warp / 4;
+    const int wm = warp % 2 * 32, wn = warp / 2 % 2 * 32;
+    const int n_tiles = (job.N + kSide - 1) / kSide, t = block / job.slices;
     const int m0 = t / n_tiles * kSide, n0 = t % n_tiles * kSide;
-    const int steps = (args.K + 63) / 64, parts = groups * args.share_of_k, part = groups * rank + group;
-    const int first = steps * part / parts, end = steps * (part + 1) / parts;
-    if (threadIdx.x == 0) met = 0;
-    __syncthreads();
+    if (m0 >= job.M) return;  // only where slices is 1: no other block waits for this one
+    const int rank = job.slices > 1 ? static_cast<int>(ptx::cluster_rank()) : 0;
+    const int steps = (job.K + kStep - 1) / kStep;
+    const int first = static_cast<int>(int64_t{steps} * rank / job.slices);
+    const int end = static_cast<int>(int64_t{steps} * (rank + 1) / job.slices);
+    const bool wants_sums = job.sums && n0 == 0;
 
-    float acc[32], chunk[32];
-#pragma unroll
-    for (int j = 0; j < 32; ++j) acc[j] = 0.f;
-    bool special = false;
-    Piece a, b;
-    auto fetch = [&](int step) {
-      if constexpr (a_mn) load(a, args.a, step * 64, m0, args.K, args.M);
-      else load(a, args.a, m0, step * 64, args.M, args.K);
-      if constexpr (b_mn) load(b, args.b, step * 64, n0, args.K, args.N);
-      else load(b, args.b, n0, step * 64, args.N, args.K);
+    Source from_a = source<a_mn>(job.a.data, job.a, m0, first * kStep, job.M, job.K);
+    Source from_b = source<b_mn>(job.b.data, job.b, n0, first * kStep, job.N, job.K);
+    Source from_z = through ? source<a_mn>(job.saved, job.a, m0, first * kStep, job.M, job.K) : Source{};
+    auto fetch = [&](int step, int stage) {  // in the order of steps
+      if (step < end) {
+        const uint32_t to = base + stage * stage_bytes;
+        fill<a_mn>(to, from_a, job.a.data, job.a);
+        fill<b_mn>(to + tile_bytes, from_b, job.b.data, job.b);
+        if constexpr (through) fill<a_mn>(to + 2 * tile_bytes, from_z, job.saved, job.a);
+      }
+      copy_commit();  // an empty group, too: the count is what is waited for
     };
-    const uint32_t at = base + group * group_bytes, b_at = at + planes * kPlane;
+    for (int s = 0; s < stages - 1; ++s) fetch(first + s, s);
+    if (stages == 1) fetch(first, 0);
+
+    float acc[2][4][4] = {};  // [16 rows][8 columns][mma's registers]
+    double sums[4] = {};
+    int stage = 0;
     for (int step = first; step < end; ++step) {
-      fetch(step);
-      if (step > first) ptx::named_sync(1 + group, 128);  // all have multiplied the piece before
-      store(at, a, special);
-      store(b_at, b, special);
-      ptx::proxy_fence();
-      ptx::named_sync(1 + group, 128);
-      ptx::forget(chunk);
-      ptx::wgmma_fence();
-      constexpr int products = planes == 3 ? 6 : 1;
-      constexpr int a_planes[6] = {2, 0, 1, 1, 0, 0}, b_planes[6] = {0, 2, 1, 0, 1, 0};
+      wait_for(stages - 2);
+      __syncthreads();  // everyone's part of this stage is there, and everyone is done with the one that is filled next
+      if (stages > 1) fetch(step + stages - 1, stage == 0 ? stages - 1 : stage - 1);
+      const uint8_t* at = shared + stage * stage_bytes;
+      stage = stage + 1 == stages ? 0 : stage + 1;
+      float sum[4] = {};
 #pragma unroll
-      for (int p = 0; p < products; ++p) {
+      for (int k = 0; k < kStep / kGroups; k += 16) {
+        const int k0 = group * (kStep / kGroups) + k;
+        Raw a, b;
+        read<a_mn>(a, at, wm, k0);
+        read<b_mn>(b, at + tile_bytes, wn, k0);
+        if constexpr (through) {
+          Raw z;
+          read<a_mn>(z, at + 2 * tile_bytes, wm, k0);
 #pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          const int ap = planes == 3 ? a_planes[p] : 0, bp = planes == 3 ? b_planes[p] : 0;
-          ptx::wgmma<Element, 64, a_mn, b_mn>(
-              chunk, tile<a_mn>(at + ap * kPlane, k), tile<b_mn>(b_at + bp * kPlane, k), p | k);
-        }
-      }
-      ptx::wgmma_commit();
-      ptx::wgmma_wait<0>();
-      ptx::pin(chunk);
-#pragma unroll
-      for (int j = 0; j < 32; ++j) acc[j] += chunk[j];
-    }
-    if (special) met = 1;
-
-    // every part's sums into its own shared memory, over its stage
-    ptx::named_sync(1 + group, 128);
-    const uint32_t sums = at;
-    const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane / 4;
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const uint32_t to = sums + (row * kPad + 8 * j + 2 * (lane % 4)) * 4;
-      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(acc[4 * j]), "f"(acc[4 * j + 1]) : "memory");
-      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to + 8 * kPad * 4), "f"(acc[4 * j + 2]), "f"(acc[4 * j + 3]) : "memory");
-    }
-    ptx::cluster_sync();
-
-    const int rows = kSide / args.share_of_k;
-    bool redo = false;
-    if constexpr (planes == 3) {
-      for (int r = 0; r < args.share_of_k; ++r) redo |= ptx::load_remote(ptx::shared_address(&met), r) != 0;
-    }
-    for (int e = threadIdx.x; e < rows * 16; e += 128 * groups) {
-      const int r = rank * rows + e / 16, c = e % 16 * 4, m = m0 + r, n = n0 + c;
-      if (m >= args.M || n >= args.N) continue;
-      float v[4] = {};
-      for (int p = 0; p < args.share_of_k; ++p) {
-#pragma unroll
-        for (int g = 0; g < groups; ++g) {
-          const float4 q = ptx::load4_remote(base + g * group_bytes + (r * kPad + c) * 4, p);
-          v[0] += q.x, v[1] += q.y, v[2] += q.z, v[3] += q.w;
-        }
-      }
-      if constexpr (planes == 3) {
-        bool overflown = false;  // the product of the first planes may, where float32's does not
-#pragma unroll
-        for (int i = 0; i < 4; ++i) overflown |= !(fabsf(v[i]) <= 3.402823466e38f);
-        if (redo || overflown) {
-          const int64_t a_row = a_mn ? args.a.inner : args.a.outer, a_k = a_mn ? args.a.outer : args.a.inner;
-          const int64_t b_row = b_mn ? args.b.inner : args.b.outer, b_k = b_mn ? args.b.outer : args.b.inner;
           for (int i = 0; i < 4; ++i) {
-            v[i] = 0.f;
-            for (int k = 0; k < args.K && n + i < args.N; ++k) {
-              v[i] = fmaf(static_cast<const float*>(args.a.data)[m * a_row + k * a_k],
-                          static_cast<const float*>(args.b.data)[(n + i) * b_row + k * b_k], v[i]);
+            float g[4], x[4];
+            widened(g, a, i);
+            widened(x, z, i);
+            go_through<f32>(g, x, job.through);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) sum[i] += g[j];
+            if constexpr (f32) {
+#pragma unroll
+              for (int j = 0; j < 4; ++j) a[i][j] = g[j];
+            } else {
+              a[i][0] = pack<T>(g[0], g[1]), a[i][1] = pack<T>(g[2], g[3]);
+            }
+          }
+        } else if (wants_sums) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            float g[4];
+            widened(g, a, i);
+            sum[i] += (g[0] + g[1]) + (g[2] + g[3]);
+          }
+        }
+        uint32_t af[2][parts][4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          uint32_t row[parts][2];
+          parts_of(row, a, i);
+#pragma unroll
+          for (int p = 0; p < parts; ++p) af[i / 2][p][i % 2] = row[p][0], af[i / 2][p][2 + i % 2] = row[p][1];
+        }
+#pragma unroll
+        for (int pair = 0; pair < 4; pair += kBeside) {
+          uint32_t bf[kBeside][parts][2];
+#pragma unroll
+          for (int n = 0; n < kBeside; ++n) parts_of(bf[n], b, pair + n);
+          if constexpr (f32) {
+            // small products first, from zero, and the sum of 16 steps of K added in float: the tensor cores' own
+            // accumulator is not exact enough
+            constexpr int a_part[6] = {2, 0, 1, 1, 0, 0}, b_part[6] = {0, 2, 1, 0, 1, 0};
+            float d[2][kBeside][4] = {};
+#pragma unroll
+            for (int p = 0; p < 6; ++p) {
+#pragma unroll
+              for (int m = 0; m < 2; ++m) {
+#pragma unroll
+                for (int n = 0; n < kBeside; ++n) {
+                  multiply<Element>(d[m][n], af[m][a_part[p]], bf[n][b_part[p]][0], bf[n][b_part[p]][1], d[m][n]);
+                }
+              }
+            }
+#pragma unroll
+            for (int m = 0; m < 2; ++m) {
+#pragma unroll
+              for (int n = 0; n < kBeside; ++n) {
+#pragma unroll
+                for (int r = 0; r < 4; ++r) acc[m][pair + n][r] += d[m][n][r];
+              }
+            }
+          } else {
+#pragma unroll
+            for (int m = 0; m < 2; ++m) {
+#pragma unroll
+              for (int n = 0; n < kBeside; ++n) {
+                float (&d)[4] = acc[m][pair + n];
+                multiply<Element>(d, af[m][0], bf[n][0][0], bf[n][0][1], d);
+              }
             }
           }
         }
       }
-      T* y = static_cast<T*>(args.y) + m * args.ld + n;
-      T* z = static_cast<T*>(args.z) + m * args.ld + n;
+      if (wants_sums) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[i] += sum[i];
+      }
+    }
+    copy_wait<0>();
+    __syncthreads();  // the stages are read: sums may take their place
+
+    // every group's sums into shared memory
+    const int row = wm + lane / 4 * 4, column = wn + lane % 4 * 8;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t to = base + ((group * kSide + row + i) * kPitch + column) * 4;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int r = i % 2 * 2 + h;
+        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to + h * 16), "f"(acc[i / 2][0][r]), "f"(acc[i / 2][1][r]),
+                     "f"(acc[i / 2][2][r]), "f"(acc[i / 2][3][r])
+                     : "memory");
+      }
+    }
+    if (wants_sums) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if (args.bias && n + i < args.N) v[i] += widen(static_cast<const T*>(args.bias)[n + i]);
+        sums[i] += __shfl_xor_sync(~0u, sums[i], 1);
+        sums[i] += __shfl_xor_sync(~0u, sums[i], 2);
+        if (wn == 0 && lane % 4 == 0) row_sums[group][row + i] = static_cast<float>(sums[i]);
       }
-      if (args.z) put(z, v, args.N - n, args.ld);
-      activate<planes == 3>(v, args.act);
-      put(y, v, args.N - n, args.ld);
     }
-    ptx::cluster_sync();  // the others may still read this block's sums
+    if (job.slices > 1) ptx::cluster_sync();
+    else __syncthreads();
+
+    const int rows = kSide / job.slices;
+    const auto part_of = [&](uint32_t at, int slice) {
+      if (job.slices > 1) return ptx::load4_remote(at, slice);
+      float4 v;
+      asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
+      return v;
+    };
+    for (int e = threadIdx.x; e < rows * (kSide / 4); e += kThreads) {
+      const int r = rank * rows + e / (kSide / 4), c = e % (kSide / 4) * 4, m = m0 + r, n = n0 + c;
+      if (m >= job.M || n >= job.N) continue;
+      float v[4] = {};
+      for (int s = 0; s < job.slices; ++s) {
+#pragma unroll
+        for (int g = 0; g < kGroups; ++g) {
+          const float4 q = part_of(base + ((g * kSide + r) * kPitch + c) * 4, s);
+          v[0] += q.x, v[1] += q.y, v[2] += q.z, v[3] += q.w;
+        }
+      }
+      if constexpr (f32) again<a_mn, b_mn, through>(job, v, m, n);
+      T* y = static_cast<T*>(job.y) + m * job.ld + n;
+      T* z = static_cast<T*>(job.z) + m * job.ld + n;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (job.bias && n + i < job.N) v[i] += widen(static_cast<const T*>(job.bias)[n + i]);
+      }
+      if (job.z) put(z, v, job.N - n, job.ld);
+      activate<f32>(v, job.act);
+      put(y, v, job.N - n, job.ld);
+    }
+    if (wants_sums && threadIdx.x < rows) {
+      const int r = rank * rows + threadIdx.x;
+      if (m0 + r < job.M) {
+        float sum = 0.f;
+        for (int s = 0; s < job.slices; ++s) {
+#pragma unroll
+          for (int g = 0; g < kGroups; ++g) {
+            const uint32_t at = ptx::shared_address(&row_sums[g][r]);
+            sum += job.slices > 1 ? __int_as_float(ptx::load_remote(at, s)) : row_sums[g][r];
+          }
+        }
+        static_cast<T*>(job.sums)[m0 + r] = narrow<T>(sum);
+      }
+    }
+    if (job.slices > 1) ptx::cluster_sync();  // the others may still read this block's sums
+  }
+
+  // What is not finite, of an operand or because the product of the first parts overflows where float32's does not.
+  template <bool a_mn, bool b_mn, bool through>
+  static __device__ __forceinline__ void again(const SmallJob& job, float (&v)[4], int m, int n) {
+    bool all = true;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) all &= fabsf(v[i]) <= 3.402823466e38f;
+    if (all) return;
+    const int64_t a_row = a_mn ? job.a.inner : job.a.outer, a_k = a_mn ? job.a.outer : job.a.inner;
+    const int64_t b_row = b_mn ? job.b.inner : job.b.outer, b_k = b_mn ? job.b.outer : job.b.inner;
+#pragma unroll 1
+    for (int i = 0; i < 4; ++i) {
+      if (n + i >= job.N) break;
+      float sum = 0.f;
+#pragma unroll 1
+      for (int k = 0; k < job.K; ++k) {
+        float x[1] = {static_cast<const float*>(job.a.data)[m * a_row + k * a_k]};
+        if constexpr (through) {
+          const float z[1] = {static_cast<const float*>(job.saved)[m * a_row + k * a_k]};
+          go_through<true>(x, z, job.through);
+        }
+        sum = fmaf(x[0], static_cast<const float*>(job.b.data)[(n + i) * b_row + k * b_k], sum);
+      }
+      v[0] = i == 0 ? sum : v[0], v[1] = i == 1 ? sum : v[1], v[2] = i == 2 ? sum : v[2], v[3] = i == 3 ? sum : v[3];
+    }
   }
 
   static __device__ __forceinline__ void put(T* to, const float (&v)[4], int room, int64_t ld) {
     if (room >= 4 && ld % 4 == 0) {
-      if constexpr (planes == 3) *reinterpret_cast<float4*>(to) = make_float4(v[0], v[1], v[2], v[3]);
+      if constexpr (f32) *reinterpret_cast<float4*>(to) = make_float4(v[0], v[1], v[2], v[3]);
       else *reinterpret_cast<uint2*>(to) = make_uint2(pack<T>(v[0], v[1]), pack<T>(v[2], v[3]));
     } else {
 #pragma unroll
@@ -227,55 +449,94 @@ struct Small {
   }
 };
 
-template <class S>
-__global__ void __launch_bounds__(128 * S::groups, 1) small_kernel(const __grid_constant__ SmallArgs args) {
+template <typename T, bool a_mn, bool b_mn>
+__global__ void __launch_bounds__(kThreads, 2) small_kernel(const __grid_constant__ SmallArgs args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  S::run(args);
+  Small<T>::template run<a_mn, b_mn, false>(args.job[0], blockIdx.x, args.stages);
 #endif
 }
 
-template <typename T, bool a_mn, bool b_mn>
-void launch_small(const SmallArgs& args, cudaStream_t stream) {
-  using S = Small<T, a_mn, b_mn>;
-  static std::atomic<uint64_t> told{0};
-  allow_shared(small_kernel<S>, S::shared_bytes, told);
-  cudaLaunchConfig_t config{};
-  const int tiles = ((args.M + 63) / 64) * ((args.N + 63) / 64);
-  config.gridDim = dim3(unsigned(tiles * args.share_of_k));
-  config.blockDim = dim3(128 * S::groups);
-  config.dynamicSmemBytes = S::shared_bytes;
-  config.stream = stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = unsigned(args.share_of_k);
-  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  check(cudaLaunchKernelEx(&config, small_kernel<S>, args), "small product");
+// dW = dY'^T X, whose rows' sums are db, and dX = dY' W.
+template <typename T, bool through>
+__global__ void __launch_bounds__(kThreads, 2) small_backward_kernel(const __grid_constant__ SmallArgs args) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  const int first = args.job[0].blocks;
+  if (blockIdx.x < first) Small<T>::template run<true, true, through>(args.job[0], blockIdx.x, args.stages);
+  else Small<T>::template run<false, true, through>(args.job[1], blockIdx.x - first, args.stages);
+#endif
 }
 
 // Along K, or along the rows where they are dense and K is not.
 template <typename T>
-SmallOperand operand(const void* data, int64_t outer, int64_t k, int64_t rows, int64_t K, bool* mn) {
+SmallOperand operand(const Matrix& x, bool k_is_col, bool* mn) {
+  const int64_t k = k_is_col ? x.col_stride : x.row_stride, outer = k_is_col ? x.row_stride : x.col_stride;
   *mn = k != 1 && outer == 1;
-  SmallOperand x{data, *mn ? k : outer, *mn ? outer : k, false};
-  x.vector = x.inner == 1 && reinterpret_cast<uintptr_t>(data) % 16 == 0 && x.outer * int64_t(sizeof(T)) % 16 == 0 &&
-             (*mn ? rows : K) * int64_t(sizeof(T)) % 16 == 0;
-  return x;
+  SmallOperand o{x.data, *mn ? k : outer, *mn ? outer : k, false};
+  o.vector = o.inner == 1 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && o.outer * int64_t(sizeof(T)) % 16 == 0;
+  return o;
+}
+
+template <typename T>
+SmallJob job_of(const SmallProblem& p, int cluster, bool* a_mn, bool* b_mn) {
+  SmallJob job{};
+  job.a = operand<T>(p.a, true, a_mn);
+  job.b = operand<T>(p.b, false, b_mn);
+  job.saved = p.saved;
+  job.bias = p.bias;
+  job.y = p.y;
+  job.z = p.z;
+  job.sums = p.sums;
+  job.ld = p.ld;
+  job.M = p.M, job.N = p.N, job.K = p.K;
+  job.act = static_cast<int>(p.act), job.through = static_cast<int>(p.through);
+  job.slices = p.slices;
+  const int blocks = (p.M + kSide - 1) / kSide * ((p.N + kSide - 1) / kSide) * p.slices;
+  job.blocks = (blocks + cluster - 1) / cluster * cluster;
+  return job;
+}
+
+int steps_of(const SmallJob& job) {
+  const int steps = (job.K + kStep - 1) / kStep;
+  return (steps + job.slices - 1) / job.slices;
+}
+
+// Few steps leave shared memory for a second block beside; few blocks take it all, so that everything is on its way at once.
+int stages_of(int steps, int blocks, int stage_bytes) {
+  const int room = 110 << 10;
+  return std::max(std::min({steps + (steps > 1), kMostStages, room / stage_bytes}), std::min(steps, 2));
+}
+
+template <typename Kernel>
+void launch(Kernel* kernel, const SmallArgs& args, int cluster, int bytes, std::atomic<uint64_t>& told, cudaStream_t stream) {
+  allow_shared(kernel, 220 << 10, told);
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(unsigned(args.job[0].blocks + args.job[1].blocks));
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = bytes;
+  config.stream = stream;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = unsigned(cluster);
+  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  check(cudaLaunchKernelEx(&config, kernel, args), "small product");
+}
+
+template <typename T, bool a_mn, bool b_mn>
+void launch_small(SmallArgs& args, cudaStream_t stream) {
+  using S = Small<T>;
+  static std::atomic<uint64_t> told{0};
+  args.stages = stages_of(steps_of(args.job[0]), args.job[0].blocks, 2 * S::tile_bytes);
+  const int bytes = std::max(args.stages * 2 * S::tile_bytes, S::sums_bytes);
+  launch(small_kernel<T, a_mn, b_mn>, args, args.job[0].slices, bytes, told, stream);
 }
 
 template <typename T>
 void small_of(const SmallProblem& p, cudaStream_t stream) {
   SmallArgs args{};
   bool a_mn, b_mn;
-  args.a = operand<T>(p.a.data, p.a.row_stride, p.a.col_stride, p.M, p.K, &a_mn);
-  args.b = operand<T>(p.b.data, p.b.col_stride, p.b.row_stride, p.N, p.K, &b_mn);
-  args.bias = p.bias;
-  args.y = p.y;
-  args.z = p.z;
-  args.ld = p.ld;
-  args.M = p.M, args.N = p.N, args.K = p.K, args.act = static_cast<int>(p.act);
-  args.share_of_k = p.slices;
+  args.job[0] = job_of<T>(p, p.slices, &a_mn, &b_mn);
   if (a_mn) {
     if (b_mn) launch_small<T, true, true>(args, stream);
     else launch_small<T, true, false>(args, stream);
@@ -285,11 +546,40 @@ void small_of(const SmallProblem& p, cudaStream_t stream) {
   }
 }
 
+template <typename T, bool through>
+void launch_backward(SmallArgs& args, int cluster, cudaStream_t stream) {
+  using S = Small<T>;
+  static std::atomic<uint64_t> told{0};
+  constexpr int stage_bytes = (through ? 3 : 2) * S::tile_bytes;
+  const int steps = std::max(steps_of(args.job[0]), steps_of(args.job[1]));
+  args.stages = stages_of(steps, args.job[0].blocks + args.job[1].blocks, stage_bytes);
+  launch(small_backward_kernel<T, through>, args, cluster, std::max(args.stages * stage_bytes, S::sums_bytes), told, stream);
+}
+
+template <typename T>
+void backward_of(const SmallProblem& dw, const SmallProblem& dx, cudaStream_t stream) {
+  SmallArgs args{};
+  bool mn[4];
+  const int cluster = std::max(dw.slices, dx.slices);
+  args.job[0] = job_of<T>(dw, cluster, mn, mn + 1);
+  args.job[1] = job_of<T>(dx, cluster, mn + 2, mn + 3);
+  if (!mn[0] || !mn[1] || mn[2] || !mn[3]) throw std::runtime_error("zoo: small_backward: operands of another layout");
+  if (dw.saved) launch_backward<T, true>(args, cluster, stream);
+  else launch_backward<T, false>(args, cluster, stream);
+}
+
 void small_product(const SmallProblem& p, void* stream) {
   const auto s = static_cast<cudaStream_t>(stream);
   if (p.type == Type::bf16) small_of<__nv_bfloat16>(p, s);
   else if (p.type == Type::f16) small_of<__half>(p, s);
   else small_of<float>(p, s);
+}
+
+void small_backward(const SmallProblem& dw, const SmallProblem& dx, void* stream) {
+  const auto s = static_cast<cudaStream_t>(stream);
+  if (dw.type == Type::bf16) backward_of<__nv_bfloat16>(dw, dx, s);
+  else if (dw.type == Type::f16) backward_of<__half>(dw, dx, s);
+  else backward_of<float>(dw, dx, s);
 }
 
 }  // namespace zoo::cuda::sm90
