@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <string>
 
 namespace zoo::cuda {
 namespace {
@@ -210,6 +211,10 @@ Choice choice_of(const Query& q) {
   return choose(q, std::getenv("ZOO_LINEAR_KERNEL"), nullptr);
 }
 
+bool allows_gemv(const char* forced) {
+  return !forced || !*forced || std::string(forced) == "gemv";
+}
+
 bool by_planes(const Choice& c) {
   return c.kernel == Kernel::split6 || c.kernel == Kernel::split3;
 }
@@ -257,6 +262,14 @@ void run_product(const Product& p, const Tensor& like, const Launch& launch) {
 
 bool run_backward(const Backward& b, const Tensor& like, const Launch& launch) {
   const Type type = type_of(like);
+  if (allows_gemv(std::getenv("ZOO_LINEAR_KERNEL")) && few_rows_takes(b, type)) {
+    const int processors = chip_of(launch.device).processors;
+    const int64_t size = few_rows_workspace(b, type, processors);
+    std::optional<Tensor> workspace;
+    if (size) workspace = bytes(like, size);
+    few_rows_backward(b, type, processors, size ? workspace->mutable_data_ptr() : nullptr, launch.stream);
+    return true;
+  }
   const int64_t ld = b.grad.row_stride;
   const bool rows = b.grad.col_stride == 1 && ld % 8 == 0 && ld >= b.N && b.N % 8 == 0 && aligned(b.grad.data) &&
                     (b.act == Act::none ||
