@@ -156,12 +156,14 @@ Candidate mma(const Query& q) {
   else if (q.type != Type::bf16 && q.type != Type::f16) c.why_not = "multiplies 2-byte types";
   else if (q.batch != 1) c.why_not = "takes no batches";
   else if (q.M == 0 || q.N == 0 || q.K == 0) c.why_not = "nothing to multiply";
-  else if (q.K >= int64_t{1} << 35 || divided_up(q.M, 128) * divided_up(q.N, 256) > INT32_MAX) c.why_not = "too large";
+  else if (divided_up(q.M, 128) * divided_up(q.N, 256) > INT32_MAX) c.why_not = "too large";
+  // its rows lie less than 4 GiB apart
+  else if (std::max({q.K, q.M, q.N, q.a.outer, q.a.k, q.b.outer, q.b.k}) > INT32_MAX - 64) c.why_not = "too large";
   if (c.why_not) return c;
   const double tiles = static_cast<double>(divided_up(q.M, 128)) * divided_up(q.N, 256);
   const double waves = divided_up(static_cast<int64_t>(tiles), q.processors);
   const double epilogue = kEpilogue[q.activation] * 1e-3 * 128 * 256 / 2;
-  c.choice.microseconds = kLaunch + waves * (2e-6 * 128 * 256 * static_cast<double>(q.K) / 1.25 + epilogue);
+  c.choice.microseconds = kLaunch + waves * (2e-6 * 128 * 256 * static_cast<double>(q.K) / 3.7 + epilogue);
   c.choice.pack_a = !tma_reads(q.a, q.M, q.K, q.type);
   c.choice.pack_b = !tma_reads(q.b, q.N, q.K, q.type);
   c.choice.microseconds += packing_time(q, c.choice);
