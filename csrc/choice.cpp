@@ -37,6 +37,7 @@ constexpr Shape kSplit[] = {
 constexpr double kEpilogue[] = {0.28, 0.30, 0.52, 0.45, 0.45};
 constexpr double kLaunch = 2.5;         // microseconds of a kernel that does nothing
 constexpr double kBandwidth = 3.3e6;    // bytes a microsecond, of passes that read and write
+constexpr double kReading = 4.2e6;      // bytes a microsecond, of passes that only read
 constexpr double kPieces = 0.2e-3;      // microseconds an element of a spread tile and piece of it
 
 // The numbers here were fitted to what one H200 measured; examples/results/h200-linear.json is the latest of it.
@@ -140,8 +141,11 @@ Candidate gemv(const Query& q) {
   else if (q.M > 8) c.why_not = "takes up to 8 rows";
   else if (q.M == 0 || q.N == 0 || q.K == 0) c.why_not = "nothing to multiply";
   else if (q.K % wide != 0 || !whole(q.a, q.M) || !whole(q.b, q.N)) c.why_not = "wants rows along K in whole 16 bytes";
+  else if (q.K > int64_t{1} << 31) c.why_not = "too large";
+  // the weight is read at the memory's own rate; what is multiplied shows from five rows of 2-byte types on
   const double read = static_cast<double>(q.N) * q.K * bytes_of(q.type);
-  c.choice.microseconds = kLaunch + 1 + read * (1 + 0.1 * static_cast<double>(q.M)) / kBandwidth;
+  const double rows = q.M > 4 ? (wide == 8 ? 1.25 : 1.1) : 1.0;
+  c.choice.microseconds = kLaunch + 0.4 + read * rows / kReading;
   return c;
 }
 
@@ -152,12 +156,14 @@ Candidate mma(const Query& q) {
   else if (q.type != Type::bf16 && q.type != Type::f16) c.why_not = "multiplies 2-byte types";
   else if (q.batch != 1) c.why_not = "takes no batches";
   else if (q.M == 0 || q.N == 0 || q.K == 0) c.why_not = "nothing to multiply";
-  else if (q.K >= int64_t{1} << 35 || divided_up(q.M, 128) * divided_up(q.N, 256) > INT32_MAX) c.why_not = "too large";
+  else if (divided_up(q.M, 128) * divided_up(q.N, 256) > INT32_MAX) c.why_not = "too large";
+  // its rows lie less than 4 GiB apart
+  else if (std::max({q.K, q.M, q.N, q.a.outer, q.a.k, q.b.outer, q.b.k}) > INT32_MAX - 64) c.why_not = "too large";
   if (c.why_not) return c;
   const double tiles = static_cast<double>(divided_up(q.M, 128)) * divided_up(q.N, 256);
   const double waves = divided_up(static_cast<int64_t>(tiles), q.processors);
   const double epilogue = kEpilogue[q.activation] * 1e-3 * 128 * 256 / 2;
-  c.choice.microseconds = kLaunch + waves * (2e-6 * 128 * 256 * static_cast<double>(q.K) / 1.25 + epilogue);
+  c.choice.microseconds = kLaunch + waves * (2e-6 * 128 * 256 * static_cast<double>(q.K) / 3.7 + epilogue);
   c.choice.pack_a = !tma_reads(q.a, q.M, q.K, q.type);
   c.choice.pack_b = !tma_reads(q.b, q.N, q.K, q.type);
   c.choice.microseconds += packing_time(q, c.choice);
@@ -320,7 +326,7 @@ std::string words(const Choice& c) {
   char text[160];
   switch (c.kernel) {
     case Kernel::tiled: return "64x64 tiles in plain CUDA";
-    case Kernel::gemv: return "a warp a column";
+    case Kernel::gemv: return "two or four columns a warp";
     case Kernel::cublas: return "aten's product; bias and activation after it";
     case Kernel::small:
       snprintf(text, sizeof text, "64x64 tiles, %d block%s a tile", c.slices, c.slices > 1 ? "s" : "");

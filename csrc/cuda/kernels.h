@@ -42,6 +42,22 @@ void tiled_product(const Product& product, Type type, void* stream);
 constexpr int64_t kGemvRows = 8;
 void gemv(const Product& product, Type type, void* stream);
 
+// dY' = grad act'(saved) (M, N), and of it what is asked for: dX = dY' weight (M, K), dW = dY'^T input (N, K), db (N).
+struct Backward {
+  int64_t M, N, K;
+  Matrix grad, saved, input, weight;
+  Act act;
+  void* input_grad;
+  void* weight_grad;
+  void* bias_grad;  // each null where it is not asked for
+};
+
+// At most kGemvRows rows; rows of weight and input along K, whole and aligned to 16 bytes, where they are read.
+// `workspace` holds few_rows_workspace() bytes.
+bool few_rows_takes(const Backward& backward, Type type);
+int64_t few_rows_workspace(const Backward& backward, Type type, int processors);
+void few_rows_backward(const Backward& backward, Type type, int processors, void* workspace, void* stream);
+
 // 2-byte types, batch 1; rows of a and b, along K or along M (N), whole and aligned to 16 bytes apart.
 void mma_product(const Product& product, Type type, void* stream);
 

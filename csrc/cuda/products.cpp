@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <string>
 
 namespace zoo::cuda {
 namespace {
@@ -227,6 +228,10 @@ sm90::SmallProblem small_problem(const Product& p, Type type, int slices) {
   return s;
 }
 
+bool allows_gemv(const char* forced) {
+  return !forced || !*forced || std::string(forced) == "gemv";
+}
+
 bool by_planes(const Choice& c) {
   return c.kernel == Kernel::split6 || c.kernel == Kernel::split3;
 }
@@ -305,6 +310,14 @@ void run_together(
 
 bool run_backward(const Backward& b, const Tensor& like, const Launch& launch) {
   const Type type = type_of(like);
+  if (allows_gemv(std::getenv("ZOO_LINEAR_KERNEL")) && few_rows_takes(b, type)) {
+    const int processors = chip_of(launch.device).processors;
+    const int64_t size = few_rows_workspace(b, type, processors);
+    std::optional<Tensor> workspace;
+    if (size) workspace = bytes(like, size);
+    few_rows_backward(b, type, processors, size ? workspace->mutable_data_ptr() : nullptr, launch.stream);
+    return true;
+  }
   const int64_t ld = b.grad.row_stride;
   if (type == Type::f64 || b.M == 0 || b.N == 0 || b.K == 0 || !lies_alike(b)) return false;
   Product dx{}, dw{};

@@ -24,18 +24,8 @@ void run_product(const Product& product, const Tensor& like, const Launch& launc
 // `exact_float32`: the product is of float32 and stays so, by torch's setting.
 void cublas_product(const Product& product, bool exact_float32, const Tensor& like, const Launch& launch);
 
-// dY' = grad act'(saved) (M, N), and of it what is asked for: dX = dY' weight (M, K), dW = dY'^T input (N, K), db (N).
-struct Backward {
-  int64_t M, N, K;
-  Matrix grad, saved, input, weight;
-  Act act;
-  void* input_grad;
-  void* weight_grad;
-  void* bias_grad;  // each null where it is not asked for
-};
-
-// On Hopper: dY' and db in one pass, float32's dY' only as the planes that both products read. False, and nothing done,
-// where another way is better or the only one.
+// Of few rows in one kernel, on any chip. Of more, on Hopper: dY' and db in one pass, float32's dY' only as the planes
+// that both products read. False, and nothing done, where another way is better or the only one.
 bool run_backward(const Backward& backward, const Tensor& like, const Launch& launch);
 
 }  // namespace zoo::cuda

@@ -22,10 +22,21 @@ def hopper():
             m, k, n = (8, 192, 40) if kernel == "gemv" else (200, 200, 328)
             x, w, b = (torch.randn(*s).to("cuda", dtype) for s in ((m, k), (n, k), (n,)))
             y, z = torch.ops.zoo.linear_activation(x, w, b, "gelu", True)
+            torch.ops.zoo.linear_backward(y, z, x, w, "gelu", True, True, True)
             if kernel != "gemv":
-                torch.ops.zoo.linear_backward(y, z, x, w, "gelu", True, True, True)
                 ops.linear(x[:, 1:130], w[:, 1:130], b)  # rows that TMA cannot read
                 ops.linear(x[:, ::2], w[:, ::2], b)
+    del os.environ["ZOO_LINEAR_KERNEL"]
+
+
+def few_rows():
+    """Rows and columns that fill no block, and gradients whose N blocks share."""
+    os.environ["ZOO_LINEAR_KERNEL"] = "gemv"
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+        for m, k, n in ((1, 8, 1), (2, 1032, 37), (3, 24, 1500), (8, 264, 1030)):
+            x, w, b = (torch.randn(*s).to("cuda", dtype) for s in ((m, k), (n, k), (n,)))
+            y, z = torch.ops.zoo.linear_activation(x, w, b, "gelu", True)
+            torch.ops.zoo.linear_backward(y, z, x, w, "gelu", True, True, True)
     del os.environ["ZOO_LINEAR_KERNEL"]
 
 
@@ -43,6 +54,7 @@ def main():
             ops.linear_bias_grad(wide[:1].expand(m, n))
             ops.activation_grad(y, y, "gelu")
             ops.matmul(x, w.T)
+    few_rows()
     if torch.cuda.get_device_capability() == (9, 0):
         hopper()
     torch.cuda.synchronize()

@@ -95,14 +95,96 @@ def test_forward_and_gradients(force, kernel, dtype):
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_gemv(force, dtype, activation):
     force("gemv")
-    for m, k, n in ((1, 4096, 1000), (2, 64, 7), (3, 200, 33), (5, 776, 10), (8, 1024, 300)):
+    wide = 16 // dtype.itemsize
+    shapes = [(1, 4096, 1000), (2, 64, 7), (3, 200, 33), (5, 776, 10), (8, 1024, 300), (1, 2048, 5000), (4, 8192, 3)]
+    shapes += [(m, wide * (2 * m - 1), 1 + 7 * (m - 1)) for m in range(1, 9)]
+    for m, k, n in shapes:
         x, w, b = normal(m, k, dtype=dtype), normal(n, k, dtype=dtype, scale=k**-0.5), normal(n, dtype=dtype)
+        if n == 1:  # a lone sum that cancels has no digits to compare
+            x, w, b = x.abs(), w.abs(), b.abs()
         z = F.linear(x.double(), w.double(), b.double())
         y, saved = torch.ops.zoo.linear_activation(x, w, b, activation, True)
         check(y, ACTIVATIONS[activation](z), LIMITS[dtype], f"gemv {(m, k, n)}")
         if saved.numel():
             check(saved, z, LIMITS[dtype], f"gemv {(m, k, n)} before")
         check(ops.linear(x, w), z - b.double(), LIMITS[dtype], f"gemv {(m, k, n)} without bias")
+        assert torch.equal(torch.ops.zoo.linear_activation(x, w, b, activation, True)[0], y)
+
+
+def test_gemv_reads_rows_that_lie_apart(force):
+    force("gemv")
+    x, w = normal(8, 1000)[::2, 4:404], normal(700, 1000)[::3, 8:408]
+    check(ops.linear(x, w), F.linear(x.double(), w.double()), LIMITS[torch.float32], "gemv of views")
+    row = x[:1].expand(5, 400)
+    check(ops.linear(row, w), F.linear(row.double(), w.double()), LIMITS[torch.float32], "gemv of one row five times")
+
+
+@pytest.mark.parametrize("make", [torch.randn, torch.rand])
+def test_gemv_is_as_accurate_as_float32(force, make):
+    force("gemv")
+    for m, k, n in ((1, 4096, 4096), (8, 4096, 4096), (1, 4096, 1000), (1, 2048, 1000)):
+        x, w = make(m, k, device=CUDA), make(n, k, device=CUDA)
+        exact = F.linear(x.double(), w.double())
+        mine, theirs = (float((y.double() - exact).norm() / exact.norm()) for y in (ops.linear(x, w), F.linear(x, w)))
+        print(f"{make.__name__} {(m, k, n)}: zoo {mine:.3g}, torch {theirs:.3g}")
+        assert mine <= max(theirs, 1.5e-7)
+
+
+def exact_gradient(g, saved, activation):
+    """dY' in float64, rounded to the type that both products read it in, and as it is."""
+    exact = g.double()
+    if activation == "relu":
+        exact = exact * (saved > 0)
+    elif activation != "none":
+        leaf = saved.double().requires_grad_()
+        (exact,) = torch.autograd.grad(ACTIVATIONS[activation](leaf), leaf, exact)
+    return exact.to(g.dtype).double(), exact
+
+
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_gradients_of_few_rows(force, dtype, activation):
+    """All three, each subset of them, N and K that fill no block, N that blocks share, and bits that stay the same."""
+    force("gemv")
+    wide, limit = 16 // dtype.itemsize, 2.5 * LIMITS[dtype]
+    shapes = [(m, wide * (3 * m - 2), 1 + 37 * (m - 1)) for m in range(1, 9)]
+    shapes += [(1, 2048, 1000), (1, 512, 20000), (3, 4096, 1000), (8, 768, 3072), (2, 104, 9000), (4, 24, 1500)]
+    for m, k, n in shapes:
+        x, w, g = normal(m, k, dtype=dtype), normal(n, k, dtype=dtype), normal(m, n, dtype=dtype)
+        saved = None if activation == "none" else normal(m, n, dtype=dtype)
+        if activation == "relu":
+            saved = saved.relu()
+        if saved is not None:
+            saved[0, 0] = 1  # a lone gradient that is not near zero
+        rounded, exact = exact_gradient(g, saved, activation)
+        want = (rounded @ w.double(), rounded.t() @ x.double(), exact.sum(0))
+        got = torch.ops.zoo.linear_backward(g, saved, x, w, activation, True, True, True)
+        for name, mine, wanted in zip(("dX", "dW", "db"), got, want, strict=True):
+            check(mine, wanted, limit, f"few rows {dtype} {activation} {(m, k, n)} {name}")
+        for asked in ((True, False, False), (False, True, False), (False, False, True), (True, True, False)):
+            some = torch.ops.zoo.linear_backward(
+                g, saved, x if asked[1] else None, w if asked[0] else None, activation, *asked
+            )
+            for wanted, mine, again, name in zip(asked, got, some, ("dX", "dW", "db"), strict=True):
+                assert again.shape == (mine.shape if wanted else (0,))
+                if wanted:
+                    check(again, want[("dX", "dW", "db").index(name)], limit, f"{asked} {(m, k, n)} {name}")
+        again = torch.ops.zoo.linear_backward(g, saved, x, w, activation, True, True, True)
+        assert all(torch.equal(a, b) for a, b in zip(got, again, strict=True))
+
+
+def test_gradients_of_few_rows_that_lie_apart(force):
+    force("gemv")
+    x, w = normal(6, 808)[::2, 4:404], normal(900, 808)[::3, 8:408]
+    turned, one = normal(300, 3).t(), normal(1, 1).expand(3, 300)
+    for g in (turned, one):
+        for activation in ("none", "gelu"):
+            saved = None if activation == "none" else normal(300, 3).t()
+            rounded, exact = exact_gradient(g, saved, activation)
+            got = torch.ops.zoo.linear_backward(g, saved, x, w, activation, True, True, True)
+            want = (rounded @ w.double(), rounded.t() @ x.double(), exact.sum(0))
+            for name, mine, wanted in zip(("dX", "dW", "db"), got, want, strict=True):
+                check(mine, wanted, 6e-7, f"few rows {g.stride()} {activation} {name}")
 
 
 @pytest.mark.parametrize("kernel", ["split6", "split6:3:1", "wgmma", "wgmma:4:1", "small"])
@@ -144,11 +226,8 @@ def test_what_is_not_finite_stays(force, monkeypatch, kernel):
     monkeypatch.setenv("ZOO_LINEAR_KERNEL", "tiled")
     want = [ops.linear(x, w), *torch.ops.zoo.linear_backward(g, z, x, w, "gelu", True, True, True)]
     force(kernel)
-    if kernel == "gemv":
-        got = [ops.linear(x, w)]
-    else:
-        got = [ops.linear(x, w), *torch.ops.zoo.linear_backward(g, z, x, w, "gelu", True, True, True)]
-    for mine, wanted in zip(got, want, strict=False):
+    got = [ops.linear(x, w), *torch.ops.zoo.linear_backward(g, z, x, w, "gelu", True, True, True)]
+    for mine, wanted in zip(got, want, strict=True):
         assert torch.equal(mine.isnan(), wanted.isnan())
         assert torch.equal(mine.isinf(), wanted.isinf())
         assert torch.equal(mine[mine.isinf()] > 0, wanted[wanted.isinf()] > 0)
@@ -241,6 +320,15 @@ def test_what_is_chosen_runs():
             ops.linear(a, b)
             torch.cuda.synchronize()
         assert any(names[kernel] in event.key for event in profile.key_averages()), kernel
+
+
+def test_few_rows_take_one_kernel_back():
+    x, w, g = normal(1, 2048), normal(1000, 2048), normal(1, 1000)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        torch.ops.zoo.linear_backward(g, None, x, w, "none", True, True, True)
+        torch.cuda.synchronize()
+    kernels = [event.key for event in profile.key_averages() if "kernel" in event.key.lower()]
+    assert len(kernels) == 1 and "few_rows_kernel" in kernels[0]
 
 
 def test_kernels_are_those_of_the_library():

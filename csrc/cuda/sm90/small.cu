@@ -201,15 +201,6 @@ struct Small {
 
   // ---- one block's work
 
-  // Until at most `pending` stages are on their way.
-  static __device__ __forceinline__ void wait_for(int pending) {
-    if (pending <= 0) copy_wait<0>();
-    else if (pending == 1) copy_wait<1>();
-    else if (pending == 2) copy_wait<2>();
-    else if (pending == 3) copy_wait<3>();
-    else copy_wait<4>();
-  }
-
   template <bool a_mn, bool b_mn, bool through>
   static __device__ __forceinline__ void run(const SmallJob& job, int block, int stages) {
     extern __shared__ __align__(128) uint8_t shared[];
@@ -246,7 +237,7 @@ struct Small {
     double sums[4] = {};
     int stage = 0;
     for (int step = first; step < end; ++step) {
-      wait_for(stages - 2);
+      copy_wait_for(stages - 2);
       __syncthreads();  // everyone's part of this stage is there, and everyone is done with the one that is filled next
       if (stages > 1) fetch(step + stages - 1, stage == 0 ? stages - 1 : stage - 1);
       const uint8_t* at = shared + stage * stage_bytes;
@@ -308,7 +299,7 @@ struct Small {
               for (int m = 0; m < 2; ++m) {
 #pragma unroll
                 for (int n = 0; n < kBeside; ++n) {
-                  multiply<Element>(d[m][n], af[m][a_part[p]], bf[n][b_part[p]][0], bf[n][b_part[p]][1], d[m][n]);
+                  multiply<Element>(d[m][n], af[m][a_part[p]], bf[n][b_part[p]][0], bf[n][b_part[p]][1]);
                 }
               }
             }
@@ -326,7 +317,7 @@ struct Small {
 #pragma unroll
               for (int n = 0; n < kBeside; ++n) {
                 float (&d)[4] = acc[m][pair + n];
-                multiply<Element>(d, af[m][0], bf[n][0][0], bf[n][0][1], d);
+                multiply<Element>(d, af[m][0], bf[n][0][0], bf[n][0][1]);
               }
             }
           }
@@ -337,7 +328,7 @@ struct Small {
         for (int i = 0; i < 4; ++i) sums[i] += sum[i];
       }
     }
-    copy_wait<0>();
+    copy_wait_for(0);
     __syncthreads();  // the stages are read: sums may take their place
 
     // every group's sums into shared memory
