@@ -105,30 +105,40 @@ struct Small {
       const T* begin = s.at;
 #pragma unroll
       for (int i = 0; i < kSide / rows_apart; ++i, begin += s.down) copy_async(at0 + i * rows_apart * chunks * 16, begin);
+    } else if (x.vector && (s.inner_left >= wide || s.inner_left <= 0)) {
+      const int rows = s.inner_left > 0 ? s.outer_left : 0;
+      const T* begin = s.at;
+#pragma unroll
+      for (int i = 0; i < kSide / rows_apart; ++i, begin += s.down) {
+        const bool in = i * rows_apart < rows;
+        copy_async(at0 + i * rows_apart * chunks * 16, in ? begin : static_cast<const T*>(data), in ? 16 : 0);
+      }
     } else {
-      fill_edge(at0, s, static_cast<const T*>(data), x);
+      fill_edge(at0, s.at, s.down, s.outer_left, s.inner_left, x.vector, x.inner, static_cast<const T*>(data));
     }
     s.at += s.ahead;
     s.outer_left -= s.outer_ahead;
     s.inner_left -= s.inner_ahead;
   }
 
-  static __device__ __noinline__ void fill_edge(uint32_t at0, const Source& s, const T* inside, const SmallOperand& x) {
+  // By value: a reference would keep all of a Source in memory.
+  static __device__ __noinline__ void fill_edge(
+      uint32_t at0, const T* first, int64_t down, int outer_left, int inner_left, bool vector, int64_t step, const T* inside) {
 #pragma unroll 1
     for (int i = 0; i < kSide / rows_apart; ++i) {
       const uint32_t at = at0 + i * rows_apart * chunks * 16;
-      const int left = i * rows_apart < s.outer_left ? s.inner_left : 0;
-      const T* begin = left > 0 ? s.at + i * s.down : inside;
-      if (x.vector) {
+      const int left = i * rows_apart < outer_left ? inner_left : 0;
+      const T* begin = left > 0 ? first + i * down : inside;
+      if (vector) {
         copy_async(at, begin, left >= wide ? 16 : left > 0 ? left * static_cast<int>(sizeof(T)) : 0);
       } else if constexpr (f32) {
 #pragma unroll
-        for (int j = 0; j < wide; ++j) copy_async<4>(at + 4 * j, j < left ? begin + j * x.inner : inside, j < left ? 4 : 0);
+        for (int j = 0; j < wide; ++j) copy_async<4>(at + 4 * j, j < left ? begin + j * step : inside, j < left ? 4 : 0);
       } else {
         uint32_t packed[4] = {};
 #pragma unroll
         for (int j = 0; j < wide; ++j) {
-          const uint32_t half = j < left ? reinterpret_cast<const uint16_t*>(begin)[j * x.inner] : 0;
+          const uint32_t half = j < left ? reinterpret_cast<const uint16_t*>(begin)[j * step] : 0;
           packed[j / 2] |= half << (j % 2 * 16);
         }
         asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(packed[0]), "r"(packed[1]), "r"(packed[2]),
