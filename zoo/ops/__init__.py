@@ -140,10 +140,15 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _transforming() -> bool:
-    """Inside torch.func or forward mode, where requires_grad does not tell whether a derivative will be asked for."""
+    """Inside torch.func, forward mode or a trace, where requires_grad does not tell whether a derivative will be asked
+    for."""
     if torch.compiler.is_compiling():
         return False
-    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
+    return (
+        torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0
+        or torch._C._get_tracing_state() is not None
+    )
 
 
 def _autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
