@@ -297,6 +297,14 @@ def test_units_that_ran_apart_say_why_and_how_often() -> None:
     assert [u.status for u in coverage(net, x).units] == ["never called"] * 2
 
 
+def test_a_unit_that_lost_a_module() -> None:
+    net, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)), torch.randn(2, 4)
+    patch(net, "mlp")
+    del net[2]
+    (unit,) = coverage(net, x).units
+    assert (unit.name, unit.status, unit.apart) == ("0-2", "apart", {"0 to 2 are no longer in a row": 1})
+
+
 def test_what_the_linears_fell_back_to_is_still_heard() -> None:
     class Answers(Tensor):
         @classmethod

@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from torch import nn
 
-from zoo.fusing import Place, linears_of, places_of, plan_units
+from zoo.fusing import Place, places_of, plan_units
 from zoo.isolation import undisturbed
 from zoo.layers.registry import custom_layer, kind_of, stock_kind
-from zoo.layers.units import FusedParent
+from zoo.layers.units import FusedParent, inside_units
 from zoo.planning import plan
 from zoo.policy import NOT_SELECTED, Rule, policy_of
 from zoo.report import Report
@@ -122,7 +122,7 @@ def coverage(model: nn.Module, *inputs: Any) -> CoverageReport:
     """
     named = [(name, module, kind) for name, module in model.named_modules() if (kind := stock_kind(module))]
     fused = [module for module in model.modules() if isinstance(module, FusedParent)]
-    within = {linear: p.zoo_layer for p in fused for unit in p.zoo_units.values() for linear in linears_of((p, unit))}
+    within = {module: p.zoo_layer for p in fused for module in inside_units(p, below=False)}
     with undisturbed(model), watch([*(m for _, m, _ in named), *fused], model.modules()) as seen:
         unwrap(model)(*inputs)
     reasons = _Reasons(model)

@@ -200,11 +200,11 @@ def adopt_units(parent: nn.Module, kind: str, layer: str, units: tuple[Unit, ...
     parent.__class__ = _fused_class(type(parent), kind, layer, units)
 
 
-def inside_units(model: nn.Module) -> set[nn.Module]:
-    """The modules that a model's units stand for."""
+def inside_units(model: nn.Module, *, below: bool = True) -> set[nn.Module]:
+    """The modules that a model's units stand for; of the units further below too, unless told otherwise."""
     return {
         parent._modules[name]  # type: ignore[misc]
-        for parent in model.modules()
+        for parent in (model.modules() if below else (model,))
         if isinstance(parent, FusedParent)
         for unit in parent.zoo_units.values()
         for name in unit
