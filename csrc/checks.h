@@ -92,44 +92,57 @@ inline void check_dim(const char* op, const Tensor& t, const char* name, int64_t
   ZOO_CHECK(t.dim() == dim, op, ": ", name, " must have ", dim, " dimension(s), got shape ", shape_of(t));
 }
 
-inline void check_linear(const char* op, const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias) {
-  check_dtype(op, input, "input");
-  ZOO_CHECK(input.dim() >= 1, op, ": input must have at least 1 dimension, got a scalar");
-  check_dim(op, weight, "weight", 2);
-  check_same(op, input, "input", weight, "weight");
-  ZOO_CHECK(
-      input.size(input.dim() - 1) == weight.size(1), op, ": input's last size must be weight's in_features (",
-      weight.size(1), "), got input ", shape_of(input), " and weight ", shape_of(weight));
+// The weight (N, K) and the bias (N) of a layer that takes (*, in_features), of the dtype and device of `input`.
+inline void check_layer(
+    const char* op, const Tensor& input, const Tensor& weight, const char* weight_name,
+    const std::optional<Tensor>& bias, const char* bias_name) {
+  check_dim(op, weight, weight_name, 2);
+  check_same(op, input, "input", weight, weight_name);
   if (bias) {
-    check_dim(op, *bias, "bias", 1);
-    check_same(op, input, "input", *bias, "bias");
+    check_dim(op, *bias, bias_name, 1);
+    check_same(op, input, "input", *bias, bias_name);
     ZOO_CHECK(
-        bias->size(0) == weight.size(0), op, ": bias must have weight's out_features (", weight.size(0), "), got ",
-        shape_of(*bias));
+        bias->size(0) == weight.size(0), op, ": ", bias_name, " must have ", weight_name, "'s out_features (",
+        weight.size(0), "), got ", shape_of(*bias));
   }
 }
 
+inline void check_linear(
+    const char* op, const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+    const char* weight_name = "weight", const char* bias_name = "bias") {
+  check_dtype(op, input, "input");
+  ZOO_CHECK(input.dim() >= 1, op, ": input must have at least 1 dimension, got a scalar");
+  check_layer(op, input, weight, weight_name, bias, bias_name);
+  ZOO_CHECK(
+      input.size(input.dim() - 1) == weight.size(1), op, ": input's last size must be ", weight_name,
+      "'s in_features (", weight.size(1), "), got input ", shape_of(input), " and ", weight_name, " ",
+      shape_of(weight));
+}
+
 // grad (*, N) against weight (N, K)
-inline void check_input_grad(const char* op, const Tensor& grad, const Tensor& weight) {
+inline void check_input_grad(
+    const char* op, const Tensor& grad, const Tensor& weight, const char* weight_name = "weight") {
   check_dtype(op, grad, "grad");
   ZOO_CHECK(grad.dim() >= 1, op, ": grad must have at least 1 dimension, got a scalar");
-  check_dim(op, weight, "weight", 2);
-  check_same(op, grad, "grad", weight, "weight");
+  check_dim(op, weight, weight_name, 2);
+  check_same(op, grad, "grad", weight, weight_name);
   ZOO_CHECK(
-      grad.size(grad.dim() - 1) == weight.size(0), op, ": grad's last size must be weight's out_features (",
-      weight.size(0), "), got grad ", shape_of(grad), " and weight ", shape_of(weight));
+      grad.size(grad.dim() - 1) == weight.size(0), op, ": grad's last size must be ", weight_name,
+      "'s out_features (", weight.size(0), "), got grad ", shape_of(grad), " and ", weight_name, " ",
+      shape_of(weight));
 }
 
 // grad (*, N) against input (*, K) with the same leading sizes
-inline void check_weight_grad(const char* op, const Tensor& grad, const Tensor& input) {
+inline void check_weight_grad(
+    const char* op, const Tensor& grad, const Tensor& input, const char* input_name = "input") {
   check_dtype(op, grad, "grad");
   ZOO_CHECK(grad.dim() >= 1, op, ": grad must have at least 1 dimension, got a scalar");
-  check_same(op, grad, "grad", input, "input");
+  check_same(op, grad, "grad", input, input_name);
   bool same = grad.dim() == input.dim();
   for (int64_t i = 0; same && i + 1 < grad.dim(); ++i) same = grad.size(i) == input.size(i);
   ZOO_CHECK(
-      same, op, ": grad and input must have the same leading sizes, got grad ", shape_of(grad), " and input ",
-      shape_of(input));
+      same, op, ": grad and ", input_name, " must have the same leading sizes, got grad ", shape_of(grad), " and ",
+      input_name, " ", shape_of(input));
 }
 
 inline void check_bias_grad(const char* op, const Tensor& grad) {
@@ -158,6 +171,57 @@ inline void check_backward(
   ZOO_CHECK(!weight_grad || input, op, ": input must be given for the weight's gradient, got none");
   if (input_grad) check_input_grad(op, grad, *weight);
   if (weight_grad) check_weight_grad(op, grad, *input);
+}
+
+// act(input weight1^T + bias1) weight2^T + bias2: input (*, K), weight1 (H, K), weight2 (N, H)
+inline void check_mlp(
+    const char* op, const Tensor& input, const Tensor& weight1, const std::optional<Tensor>& bias1,
+    const Tensor& weight2, const std::optional<Tensor>& bias2) {
+  check_linear(op, input, weight1, bias1, "weight1", "bias1");
+  check_layer(op, input, weight2, "weight2", bias2, "bias2");
+  ZOO_CHECK(
+      weight2.size(1) == weight1.size(0), op, ": weight2's in_features must be weight1's out_features (",
+      weight1.size(0), "), got weight1 ", shape_of(weight1), " and weight2 ", shape_of(weight2));
+}
+
+// The gradients of the mlp that are asked for, and what each needs. grad (*, N), hidden and saved (*, H).
+struct MlpGradients {
+  bool input, weight1, bias1, weight2, bias2;
+  bool first() const { return input || weight1 || bias1; }
+};
+
+inline void check_mlp_backward(
+    const char* op, const Tensor& grad, const std::optional<Tensor>& hidden, const std::optional<Tensor>& saved,
+    const std::optional<Tensor>& input, const std::optional<Tensor>& weight1, const std::optional<Tensor>& weight2,
+    Activation activation, const MlpGradients& asked) {
+  check_bias_grad(op, grad);
+  ZOO_CHECK(!asked.weight2 || hidden, op, ": hidden must be given for weight2's gradient, got none");
+  if (asked.weight2) check_weight_grad(op, grad, *hidden, "hidden");
+  if (!asked.first()) return;
+  ZOO_CHECK(weight2, op, ": weight2 must be given for the gradients of input, weight1 and bias1, got none");
+  check_input_grad(op, grad, *weight2, "weight2");
+  const int64_t width = weight2->size(1);
+  ZOO_CHECK(
+      !asked.weight2 || hidden->size(hidden->dim() - 1) == width, op,
+      ": hidden's last size must be weight2's in_features (", width, "), got ",
+      asked.weight2 ? shape_of(*hidden) : "");
+  if (activation != Activation::none) {
+    ZOO_CHECK(saved, op, ": saved must be given with an activation, got none; pass what mlp returned");
+    check_weight_grad(op, grad, *saved, "saved");
+    ZOO_CHECK(
+        saved->size(saved->dim() - 1) == width, op, ": saved's last size must be weight2's in_features (", width,
+        "), got ", shape_of(*saved));
+  }
+  ZOO_CHECK(!asked.input || weight1, op, ": weight1 must be given for the input's gradient, got none");
+  if (asked.input) {
+    check_dim(op, *weight1, "weight1", 2);
+    check_same(op, grad, "grad", *weight1, "weight1");
+    ZOO_CHECK(
+        weight1->size(0) == width, op, ": weight1's out_features must be weight2's in_features (", width,
+        "), got weight1 ", shape_of(*weight1));
+  }
+  ZOO_CHECK(!asked.weight1 || input, op, ": input must be given for weight1's gradient, got none");
+  if (asked.weight1) check_weight_grad(op, grad, *input);
 }
 
 // a (*, M, K) against b (*, K, N) with the same leading sizes

@@ -23,6 +23,7 @@ def count(run: Callable[[], object]) -> int:
 
 R = torch.randn
 BACKWARD = torch.ops.zoo.linear_backward
+MLP_BACKWARD = torch.ops.zoo.mlp_backward
 
 
 @pytest.mark.parametrize(
@@ -39,6 +40,26 @@ BACKWARD = torch.ops.zoo.linear_backward
         ),
         (lambda: BACKWARD(R(5, 3), None, None, R(3, 4), "none", True, False, True)[0], lambda: R(5, 3) @ R(3, 4)),
         (lambda: BACKWARD(R(5, 3), None, R(5, 4), None, "none", False, True, True)[1], lambda: R(3, 5) @ R(5, 4)),
+        (
+            lambda: ops.mlp(R(2, 5, 4), R(6, 4), R(6), R(3, 6), None, activation="gelu"),
+            lambda: F.linear(F.linear(R(2, 5, 4), R(6, 4)), R(3, 6)),
+        ),
+        (
+            lambda: MLP_BACKWARD(
+                R(5, 3), R(5, 6), R(5, 6), R(5, 4), R(6, 4), R(3, 6), "gelu", True, True, True, True, True
+            )[0],
+            lambda: (R(5, 3) @ R(3, 6), R(3, 5) @ R(5, 6), R(5, 6) @ R(6, 4), R(6, 5) @ R(5, 4))[0],
+        ),
+        (
+            lambda: MLP_BACKWARD(R(5, 3), R(5, 6), None, None, None, None, "gelu", False, False, False, True, True)[0],
+            lambda: R(3, 5) @ R(5, 6),
+        ),
+        (
+            lambda: MLP_BACKWARD(R(5, 3), None, R(5, 6), None, None, R(3, 6), "gelu", False, False, True, False, True)[
+                0
+            ],
+            lambda: R(5, 3) @ R(3, 6),
+        ),
         (lambda: ops.matmul(R(2, 5, 4), R(2, 4, 3)), lambda: R(2, 5, 4) @ R(2, 4, 3)),
         (lambda: ops.matmul(R(5, 4), R(4)), lambda: R(5, 4) @ R(4)),
     ],

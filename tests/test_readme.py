@@ -26,6 +26,8 @@ def test_python_blocks_run_in_order(tmp_path, monkeypatch, capsys):
         "state dict agrees with torchvision/resnet50 of the same options (320 keys)",
         "parity: ok, 1 output, 162 gradients",
         "95.3% of 3.51e+10 FLOPs ran through custom layers; 37 custom",
+        "74.8% of 4.66e+08 FLOPs ran through custom layers; 9 custom; 1 of 2 units as one",
+        "  blocks.0.mlp: apart: act has a hook (1 of 1 calls)",
     ):
         assert line in README
         assert line in printed

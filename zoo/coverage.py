@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import nn
 
+from zoo.fusing import Place, places_of, plan_units
 from zoo.isolation import undisturbed
-from zoo.layers.registry import custom_layer, stock_kind
+from zoo.layers.registry import custom_layer, kind_of, stock_kind
+from zoo.layers.units import FusedParent, inside_units
 from zoo.planning import plan
-from zoo.policy import NOT_SELECTED, policy_of
+from zoo.policy import NOT_SELECTED, Rule, policy_of
 from zoo.report import Report
 from zoo.state_dict import unwrap
-from zoo.watching import watch
+from zoo.watching import Watch, watch
 
-__all__ = ["CoverageReport", "ModuleCoverage", "coverage"]
+__all__ = ["CoverageReport", "ModuleCoverage", "UnitCoverage", "coverage"]
 
 Status = Literal["custom", "never called", "skipped", "fell back"]
+UnitStatus = Literal["as one", "never called", "skipped", "apart"]
 _LOST = "the policy asks for it, but it is a stock layer made after the patch; patch again"
 
 
@@ -49,6 +53,25 @@ class ModuleCoverage:
 
 
 @dataclass(frozen=True)
+class UnitCoverage:
+    """What happened to one unit of several modules in the forward. Its Linears are told of by themselves, too."""
+
+    name: str
+    kind: str
+    status: UnitStatus
+    """"as one": its layer ran. "apart": its modules ran, in some calls at least. "never called": neither. "skipped":
+    the policy asks for it, but it was not made one."""
+    layer: str | None
+    """The registered name of its layer, or None."""
+    calls: int
+    """How often the layer ran."""
+    apart: dict[str, int]
+    """Why its modules ran instead -> number of calls. No fault: they are what they were swapped for."""
+    reason: str
+    """Why it was skipped; empty for the others."""
+
+
+@dataclass(frozen=True)
 class CoverageReport(Report):
     """What really ran in one forward. ``ok``: no layer has a fault (see :class:`ModuleCoverage`)."""
 
@@ -57,6 +80,8 @@ class CoverageReport(Report):
     """Of the whole forward."""
     custom_flops: int
     """Of those, the ones that ran through custom layers."""
+    units: tuple[UnitCoverage, ...] = ()
+    """The units that run as one layer, or that the policy asks for."""
 
     @property
     def ok(self) -> bool:
@@ -73,12 +98,19 @@ class CoverageReport(Report):
     def __str__(self) -> str:
         counts = Counter(module.status for module in self.modules)
         summary = ", ".join(f"{count} {status}" for status, count in counts.items()) or "no layer of a known kind"
+        together = sum(unit.status == "as one" for unit in self.units)
+        summary += f"; {together} of {len(self.units)} units as one" if self.units else ""
         lines = [f"{self.share:.1%} of {self.flops:.3g} FLOPs ran through custom layers; {summary}"]
         for module in self.modules:
             if module.status != "custom":
                 fallbacks = (f"{reason} ({n} of {module.calls} calls)" for reason, n in module.fallbacks.items())
                 why = module.reason or "; ".join(fallbacks)
                 lines.append(f"  {module.name or '(the model itself)'}: {module.status}: {why}")
+        for unit in self.units:
+            if unit.status != "as one":
+                reasons = (f"{reason} ({n} of {unit.calls + n} calls)" for reason, n in unit.apart.items())
+                why = unit.reason or "; ".join(reasons)
+                lines.append(f"  {unit.name or '(the model itself)'}: {unit.status}{': ' if why else ''}{why}")
         return "\n".join(lines)
 
 
@@ -89,12 +121,16 @@ def coverage(model: nn.Module, *inputs: Any) -> CoverageReport:
     uncompiled, and of DataParallel and DistributedDataParallel the module inside.
     """
     named = [(name, module, kind) for name, module in model.named_modules() if (kind := stock_kind(module))]
-    with undisturbed(model), watch([m for _, m, _ in named], model.modules()) as seen:
+    fused = [module for module in model.modules() if isinstance(module, FusedParent)]
+    within = {module: p.zoo_layer for p in fused for module in inside_units(p, below=False)}
+    with undisturbed(model), watch([*(m for _, m, _ in named), *fused], model.modules()) as seen:
         unwrap(model)(*inputs)
     reasons = _Reasons(model)
     modules, custom_flops = [], 0
     for name, module, kind in named:
         key, layer = id(module), custom_layer(module, kind)
+        if layer is None and 0 < seen.given_calls[key] == seen.calls[key]:  # a stock layer that only its unit ran
+            layer = within.get(module)
         calls, flops, fallbacks = seen.calls[key], seen.flops[key], dict(seen.fallbacks.get(key, {}))
         passed = f"its weight went past its forward into {seen.past[key]}" if key in seen.past and not calls else ""
         reason, fault = "", bool(fallbacks)
@@ -110,14 +146,37 @@ def coverage(model: nn.Module, *inputs: Any) -> CoverageReport:
             status = "fell back" if fallbacks else "custom"
             custom_flops += 0 if fallbacks else flops
         modules.append(ModuleCoverage(name, kind, status, layer, calls, fallbacks, flops, reason, fault))
-    return CoverageReport(tuple(modules), seen.total, custom_flops)
+    return CoverageReport(tuple(modules), seen.total, custom_flops, tuple(_units(model, seen)))
+
+
+def _units(model: nn.Module, seen: Watch) -> Iterator[UnitCoverage]:
+    skipped: dict[Place, tuple[Rule, str]] = {}
+    for part, rule in _rules(model):
+        if kind_of(rule.kind).stock is None:
+            planned = plan_units(part, rule, strict=False)
+            skipped |= {planned.places[n]: (rule, why) for n, why in planned.skipped.items() if why != NOT_SELECTED}
+            skipped |= dict.fromkeys(planned.units.values(), (rule, _LOST))
+    for name, (parent, unit) in places_of(model, made=True).items():
+        if isinstance(parent, FusedParent) and parent.zoo_units.get(unit[0]) == unit:
+            calls, apart = seen.given_calls[id(parent._modules.get(unit[0]))], dict(seen.fallbacks.get(id(parent), {}))
+            status: UnitStatus = "apart" if apart else "as one" if calls else "never called"
+            yield UnitCoverage(name, parent.zoo_kind, status, parent.zoo_layer, calls, apart, "")
+        elif (parent, unit) in skipped:
+            rule, reason = skipped[parent, unit]
+            yield UnitCoverage(name, rule.kind, "skipped", None, 0, {}, reason)
+
+
+def _rules(model: nn.Module) -> Iterator[tuple[nn.Module, Rule]]:
+    """The policies that lie on a model and its parts."""
+    return ((part, rule) for part in model.modules() for rule in policy_of(part))
 
 
 class _Reasons:
     """Why layers are stock ones, in the light of the policies that lie on the model and its parts."""
 
     def __init__(self, model: nn.Module) -> None:
-        plans = [plan(part, rule, strict=False) for part in model.modules() for rule in policy_of(part)]
+        rules = [(part, rule) for part, rule in _rules(model) if kind_of(rule.kind).stock is not None]
+        plans = [plan(part, rule, strict=False) for part, rule in rules]
         self._patched = bool(plans)
         self._reasons: dict[nn.Module, str] = {}
         for made in plans:

@@ -38,9 +38,10 @@ def create(
             the model freshly initialised.
         num_classes: number of logits; None is what the weights have, or the model's own number.
         custom_linear: which Linears to swap: none (False), every one that can be (True), the classifier ("head"), those
-            whose names match one of a list of globs, or those for which a predicate ``(name, module)`` is true.
+            whose names match one of a list of globs, or those for which a predicate ``(name, module)`` is true. Where
+            both Linears of an ``mlp`` unit are chosen (see zoo.patch), it runs as one layer.
         layers: the registered layer to put in, by kind: ``{"linear": "mine"}``. Named without ``custom_linear``, it
-            swaps all of its kind.
+            swaps all of its kind. With another linear layer than zoo's, units are left alone unless named.
         reset_head: load everything but the classifier, which stays freshly initialised, whatever classes the weights
             have. All else is loaded strictly.
         device: where to build the model; "meta" builds it without memory.
@@ -82,7 +83,17 @@ def create(
         from zoo.swap import patch
 
         patch(model, kind, layer=layer, only=only)
+    if rules and _fuses(custom_linear, rules):
+        from zoo.swap import Rule, apply_rules
+
+        apply_rules(model, [Rule("mlp", "zoo", rules[0][2])])  # not a patch: a glob may well match no unit
     return model
+
+
+def _fuses(custom_linear: Any, rules: list[tuple[str, str, Only]]) -> bool:
+    """Whether ``custom_linear`` makes units of the Linears that it chose: with zoo's layer, and not of a head."""
+    kinds = {kind: layer for kind, layer, _ in rules}
+    return custom_linear is not False and custom_linear != "head" and kinds["linear"] == "zoo" and "mlp" not in kinds
 
 
 def _rules(custom_linear: Any, layers: Any) -> list[tuple[str, str, Only]]:

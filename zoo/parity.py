@@ -35,6 +35,7 @@ from torch.nn.parameter import is_lazy
 
 from zoo.isolation import undisturbed
 from zoo.judging import SMALL, Entry, Measure, judge, measure, refusal
+from zoo.layers.units import FusedParent, inside_units
 from zoo.passes import (
     Pass,
     Values,
@@ -254,7 +255,12 @@ class _Comparison:
     def _at_own_activations(self, run: Pass) -> Measures:
         """The errors of a pass's gradients against float64's at the activations of that pass."""
         record: dict[tuple[str, int], Any] = {}
-        layers = [name for name, module in self.exact.core.named_modules() if name and not any(module.children())]
+        apart, fused = self._hidden()
+        layers = [
+            name
+            for name, module in self.exact.core.named_modules()
+            if name and name not in apart and (name in fused or not any(module.children()))
+        ]
         run = run.bare()
         with after_each_call(run.core, layers, lambda key, output: record.update({key: snapshot(output)})):
             values = self._values(run)
@@ -263,6 +269,17 @@ class _Comparison:
         ):
             exact = self._values(self.exact)
         return self._measures(run, values, exact)[1]
+
+    def _hidden(self) -> tuple[set[str], set[str]]:
+        """The names of the modules that units of the custom model stand for, and of the parents of such units.
+
+        A hook on one of the former would have it run, and another computation would be judged.
+        """
+        inside, named = inside_units(self.custom.core), dict(self.custom.core.named_modules())
+        return (
+            {name for name, module in named.items() if module in inside},
+            {name for name, module in named.items() if isinstance(module, FusedParent)},
+        )
 
     def _first_layer(self) -> Entry | None:
         """The first module, in stock's order of completion, whose output breaks the rule."""
@@ -283,7 +300,8 @@ class _Comparison:
 
             return hook
 
-        names = [name for name, _ in self.exact.core.named_modules() if name]
+        apart, _ = self._hidden()
+        names = [name for name, _ in self.exact.core.named_modules() if name and name not in apart]
         for run, hook in (
             (self.exact, keep),
             (self.stock, compare(self.stock, stock)),

@@ -11,7 +11,7 @@ from zoo.bypass import weights_read_past_forward
 from zoo.layers._fallback import alters_torch_functions
 from zoo.layers.adapters import adapter_of, routes, unfit
 from zoo.layers.patched import Patched
-from zoo.layers.registry import custom_layer, get_layer, kind_of
+from zoo.layers.registry import custom_layer, get_layer, stock_of
 from zoo.ops import DTYPES
 from zoo.policy import NOT_SELECTED, Rule
 from zoo.selection import names_of, selected, unswappable
@@ -94,7 +94,7 @@ def plan(model: nn.Module, rule: Rule, *, strict: bool, probed: bool = False, bu
 
 def runs(module: nn.Module, rule: Rule) -> bool:
     """Whether a module runs the rule's layer already: as that layer, or as a parent that was adapted to it."""
-    if isinstance(module, kind_of(rule.kind).stock):
+    if isinstance(module, stock_of(rule.kind)):
         return custom_layer(module, rule.kind) == rule.layer
     return isinstance(module, Patched) and module.zoo_kind == rule.kind and module.zoo_layer == rule.layer
 

@@ -12,7 +12,7 @@ from zoo.derived import without
 from zoo.layers._fallback import alters_torch_functions
 from zoo.layers.adapters import adapter_of, unfit
 from zoo.layers.patched import Patched
-from zoo.layers.registry import custom_layer, get_layer, kind_of
+from zoo.layers.registry import custom_layer, get_layer, stock_of
 from zoo.models.head import head_names
 from zoo.naming import unknown_name
 from zoo.ops import DTYPES
@@ -26,7 +26,7 @@ Names = dict[nn.Module, list[str]]
 
 def names_of(model: nn.Module, kind: str) -> Names:
     """Each module of a kind, the model itself included, with all of its names; the first is the one to report."""
-    stock, names = kind_of(kind).stock, Names()
+    stock, names = stock_of(kind), Names()
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, stock):
             names.setdefault(module, []).append(name)
@@ -73,7 +73,7 @@ def _refuse_idle(rule: Rule, matches: dict[str, set[nn.Module]], known: list[str
 
 def unswappable(module: nn.Module, kind: str, layer: str) -> str | None:  # noqa: PLR0911 - one reason a line
     """Why a module cannot become the layer of that name in place, in plain words; or None."""
-    stock, cls = kind_of(kind).stock, without(type(module), Patched)
+    stock, cls = stock_of(kind), without(type(module), Patched)
     if isinstance(module, nn.modules.lazy.LazyModuleMixin):
         return "lazy: its first forward makes it what it will be; patch again after that"
     if "forward" in module.__dict__:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +18,7 @@ from zoo.layers._fallback import fallback_listeners
 from zoo.layers.adapters import given_listeners
 from zoo.layers.patched import Patched
 from zoo.layers.registry import KINDS, custom_layer, stock_kind
+from zoo.layers.units import observers
 
 __all__ = ["Watch", "watch"]
 
@@ -31,6 +33,8 @@ class Watch(FlopCounter):
     def __init__(self, modules: Iterable[nn.Module], parents: Iterable[nn.Module]) -> None:
         super().__init__()
         self.calls: Counter[int] = Counter()
+        self.given_calls: Counter[int] = Counter()
+        """Of those, the calls of a custom layer on the module's weight by a parent, which did not call the module."""
         self.flops: Counter[int] = Counter()
         self.fallbacks: dict[int, Counter[str]] = defaultdict(Counter)
         self.past: dict[int, str] = {}
@@ -92,21 +96,28 @@ class Watch(FlopCounter):
         self.total = max(self.total, begun + least)
         return self.total - begun
 
-    def given(self, weight: Tensor, call: Callable[[], Tensor]) -> Tensor:
-        """A layer runs on a weight that a parent handed it."""
-        parts = self._parts.get(id(weight)) or self._parts.get(id(weight._base))
-        if not parts or threading.get_ident() != self._thread:
+    def given(self, weights: tuple[Tensor, ...], call: Callable[[], Tensor]) -> Tensor:
+        """A layer runs on weights that a parent handed it."""
+        known = [self._parts.get(id(w)) or self._parts.get(id(w._base)) or [] for w in weights]
+        parts = [part for found in known for part in found]
+        if not all(known) or threading.get_ident() != self._thread:
             return call()
         first, own, _ = parts[0]
         if own and self.running and self.running[-1][0] is first:  # in its own forward, which is counted already
             return call()
-        self.running.append((first, self.total))
+        outermost = len(self.running)
+        self.running += [(module, self.total) for module in dict.fromkeys(found[0][0] for found in known)]
+        begun = self.total
         output = call()
-        flops = self._ended(first, 2 * output.numel() * weight.shape[1])
+        del self.running[outermost:]
+        # a kernel without a formula did at least what the stock layers would have
+        least = 2 * math.prod(output.shape[:-1]) * sum(w.numel() for w in weights)
+        self.total = max(self.total, begun + least)
         size = sum(n for *_, n in parts)
         for module, own, n in parts:
             self.calls[id(module)] += own
-            self.flops[id(module)] += flops * n // size
+            self.given_calls[id(module)] += own
+            self.flops[id(module)] += (self.total - begun) * n // size
         return output
 
     def fell_back(self, module: nn.Module, reason: str) -> None:
@@ -136,8 +147,13 @@ def watch(modules: Iterable[nn.Module], parents: Iterable[nn.Module] = ()) -> It
         stack.callback(fallback_listeners.remove, watching.fell_back)
         given_listeners.append(watching.given)
         stack.callback(given_listeners.remove, watching.given)
-        stack.enter_context(torch_module.register_module_forward_pre_hook(watching.before))
-        stack.enter_context(torch_module.register_module_forward_hook(watching.after))
+        for handle in (
+            torch_module.register_module_forward_pre_hook(watching.before),
+            torch_module.register_module_forward_hook(watching.after),
+        ):
+            stack.enter_context(handle)
+            observers.add(handle.id)
+            stack.callback(observers.discard, handle.id)
         stack.enter_context(watching)
         yield watching
 

@@ -69,6 +69,21 @@ def test_what_cannot_stand_in_is_refused(layer: Any, message: str) -> None:
     assert list_layers() == ["zoo"]
 
 
+def test_a_layer_of_a_unit_is_a_function() -> None:
+    def mine(input: Tensor, weight1: Tensor, bias1: Any, weight2: Tensor, bias2: Any, activation: str) -> Tensor:
+        return input
+
+    assert list_layers("mlp") == ["zoo"]
+    assert register_layer("mlp", "mine")(mine) is mine and get_layer("mlp", "mine") is mine
+    assert list_layers("mlp") == list_layers() == ["mine", "zoo"] and list_layers("linear") == ["zoo"]
+    words = r"f\(input, weight1, bias1, weight2, bias2, activation\)"
+    with pytest.raises(ValueError, match=f"mlp layer 'bad': expected a function {words}, got class Alien"):
+        register_layer("mlp", "bad")(Alien)
+    with pytest.raises(ValueError, match=r"mlp layer 'bad': .*must take \(input, weight1, bias1, weight2"):
+        register_layer("mlp", "bad")(lambda input, weight, bias: input)
+    assert custom_layer(nn.Linear(2, 2), "mlp") is None
+
+
 def test_names_and_kinds() -> None:
     with pytest.raises(ValueError, match=r"'zoo' is registered already, as Linear; choose another name"):
         register_layer("linear", "zoo")(lambda input, weight, bias: input)

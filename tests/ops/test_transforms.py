@@ -164,6 +164,17 @@ SAMPLES = {
         (r(2, 5, 3), r(2, 5, 3), r(2, 5, 4), None, "gelu", False, True, False),
         (r(5, 3), r(5, 3), None, r(3, 4), "relu", True, False, True),
     ],
+    "mlp": lambda r: [
+        (r(5, 4), r(6, 4), r(6), r(3, 6), r(3), "gelu", True),
+        (r(2, 5, 4), r(6, 4), None, r(6, 3).T, None, "relu", True),
+        *([] if r(1).requires_grad else [(r(0, 4), r(6, 4), r(6), r(3, 6), r(3), "silu", False)]),
+    ],
+    "mlp_backward": lambda r: [
+        (r(5, 3), r(5, 6), r(5, 6), r(5, 4), r(6, 4), r(3, 6), "gelu", True, True, True, True, True),
+        (r(2, 5, 3), None, r(2, 5, 6), r(2, 5, 4), None, r(3, 6), "relu", False, True, True, False, False),
+        (r(5, 3), r(5, 6), None, None, None, None, "silu", False, False, False, True, True),
+        (r(5, 3), None, None, None, r(6, 4), r(3, 6), "none", True, False, False, False, False),
+    ],
     "activation_grad": lambda r: [(r(5, 3), r(5, 3), a) for a in ("relu", "gelu")] + [(r(3, 5).T, r(5, 3), "gelu")],
     "matmul": lambda r: [(r(5, 3), r(3, 4)), (r(2, 5, 3), r(2, 4, 3).mT)],
 }

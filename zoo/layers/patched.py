@@ -15,7 +15,7 @@ from torch import nn
 
 from zoo.derived import Derived, derive, original_class, without
 from zoo.layers.adapters import Adapter, adapter_of, rewritten
-from zoo.layers.registry import get_layer, kind_of
+from zoo.layers.registry import get_layer, stock_of
 
 __all__ = ["Patched", "adopt", "all_or_nothing", "release"]
 
@@ -39,7 +39,7 @@ def _patched_class(original: type[nn.Module], kind: str, layer: str) -> type[nn.
 
 def _adapter(original: type[nn.Module], kind: str) -> Adapter | None:
     adapter = adapter_of(original)
-    if adapter is None and not issubclass(original, kind_of(kind).stock):
+    if adapter is None and not issubclass(original, stock_of(kind)):
         name = f"{original.__module__}.{original.__qualname__}"
         raise ValueError(f"no adapter is registered for {name}; register it with zoo.register_adapter({name})")
     return adapter

@@ -1,4 +1,7 @@
-"""The registry of swappable layers: a kind ("linear") has a stock layer and named layers to put in its place."""
+"""The registry of swappable layers: a kind ("linear") has a stock layer and named layers to put in its place.
+
+The kind "mlp" has none: it is a unit of several modules that run as one, and its layers are functions.
+"""
 
 from __future__ import annotations
 
@@ -11,30 +14,43 @@ from torch import Tensor, nn
 
 from zoo.naming import natural_key, unknown_name
 
-__all__ = ["KINDS", "Kind", "custom_layer", "get_layer", "kind_of", "list_layers", "register_layer", "stock_kind"]
+__all__ = [
+    "KINDS",
+    "Kind",
+    "custom_layer",
+    "get_layer",
+    "kind_of",
+    "list_layers",
+    "register_layer",
+    "stock_kind",
+    "stock_of",
+]
 
 
 @dataclass(frozen=True)
 class Kind:
     """A kind of layer that can be swapped."""
 
-    stock: type[nn.Module]
-    """The layer it stands for; a swappable layer is a subclass, and shares its parameters and their names."""
     arguments: tuple[str, ...]
-    """What a layer given as a function is called with: the input, then attributes of the module."""
-    flops: Callable[[Any, Tensor], int]
+    """What a layer given as a function is called with: the input, then attributes of the module, or of a unit its
+    parameters and activation."""
+    stock: type[nn.Module] | None = None
+    """The layer it stands for; a swappable layer is a subclass, and shares its parameters and their names. None of a
+    unit of several modules (zoo.layers.units)."""
+    flops: Callable[[Any, Tensor], int] = lambda module, output: 0
     """Of the stock layer's forward, from the module and the output, as torch counts them (2 M N K a product)."""
 
 
 KINDS: dict[str, Kind] = {
     "linear": Kind(
-        stock=nn.Linear,
         arguments=("input", "weight", "bias"),
+        stock=nn.Linear,
         flops=lambda module, output: 2 * output.numel() * module.in_features,
-    )
+    ),
+    "mlp": Kind(arguments=("input", "weight1", "bias1", "weight2", "bias2", "activation")),
 }
 
-_layers: dict[tuple[str, str], type[nn.Module]] = {}
+_layers: dict[tuple[str, str], Any] = {}
 
 _L = TypeVar("_L", bound=Callable[..., Any])
 
@@ -46,6 +62,13 @@ def kind_of(kind: str) -> Kind:
     return KINDS[kind]
 
 
+def stock_of(kind: str) -> type[nn.Module]:
+    """The stock layer of a kind that has one."""
+    stock = kind_of(kind).stock
+    assert stock is not None, f"{kind} is a kind of unit"
+    return stock
+
+
 def register_layer(kind: str, name: str) -> Callable[[_L], _L]:
     """Decorator: register a layer under a name, for ``zoo.patch(model, kind, layer=name)``.
 
@@ -54,6 +77,10 @@ def register_layer(kind: str, name: str) -> Callable[[_L], _L]:
     class must live on what the stock layer has. If it needs more, it defines ``adopt(self)``, which is called on each
     module after its class has changed and may set attributes and non-persistent buffers, nothing else; unpatch removes
     them. A forward that hands its work to torch tells so by ``zoo.layers.note_fallback(self, reason)``.
+
+    A layer of kind "mlp" is a function ``f(input, weight1, bias1, weight2, bias2, activation) -> output``, which stands
+    for ``act(input @ weight1.T + bias1) @ weight2.T + bias2``; the activation is "relu", "gelu", "gelu_tanh" or "silu",
+    and a bias may be None.
 
     Raises:
         ValueError: unknown kind, a name taken, or something that cannot stand in for the stock layer.
@@ -69,9 +96,10 @@ def register_layer(kind: str, name: str) -> Callable[[_L], _L]:
                 "choose another name"
             )
         if isinstance(layer, type):
-            if not issubclass(layer, stock):
+            if stock is None or not issubclass(layer, stock):
+                wanted = "" if stock is None else f"a subclass of {stock.__name__} or "
                 raise ValueError(
-                    f"{kind} layer {name!r}: expected a subclass of {stock.__name__} or a function "
+                    f"{kind} layer {name!r}: expected {wanted}a function "
                     f"f({', '.join(kind_of(kind).arguments)}), got class {layer.__qualname__}"
                 )
             if layer.forward is stock.forward:
@@ -87,7 +115,8 @@ def register_layer(kind: str, name: str) -> Callable[[_L], _L]:
                 ) from None
             _layers[kind, name] = layer
         elif callable(layer):
-            _layers[kind, name] = _from_function(kind, name, layer)
+            _check_arguments(kind, name, layer)
+            _layers[kind, name] = layer if stock is None else _from_function(kind, name, layer)
         else:
             raise ValueError(f"{kind} layer {name!r}: expected a class or a function, got {layer!r}")
         return layer
@@ -95,22 +124,28 @@ def register_layer(kind: str, name: str) -> Callable[[_L], _L]:
     return register
 
 
-def _from_function(kind: str, name: str, function: Callable[..., Any]) -> type[nn.Module]:
+def _check_arguments(kind: str, name: str, function: Callable[..., Any]) -> None:
     arguments = kind_of(kind).arguments
     try:
         inspect.signature(function).bind(*arguments)
     except TypeError as error:
         raise ValueError(f"{kind} layer {name!r}: {function!r} must take ({', '.join(arguments)}): {error}") from None
-    attributes = arguments[1:]
+
+
+def _from_function(kind: str, name: str, function: Callable[..., Any]) -> type[nn.Module]:
+    attributes = kind_of(kind).arguments[1:]
 
     def forward(self: nn.Module, input: Tensor) -> Any:
         return function(input, *(getattr(self, attribute) for attribute in attributes))
 
-    return type(name, (kind_of(kind).stock,), {"forward": forward, "__doc__": inspect.getdoc(function)})
+    return type(name, (stock_of(kind),), {"forward": forward, "__doc__": inspect.getdoc(function)})
 
 
-def get_layer(kind: str, name: str) -> type[nn.Module]:
-    """The class registered under that name. ValueError, with the known ones, where there is none."""
+def get_layer(kind: str, name: str) -> Any:
+    """The class registered under that name, or of a kind of unit the function.
+
+    ValueError, with the known ones, where there is none.
+    """
     kind_of(kind)
     if (kind, name) not in _layers:
         raise unknown_name(
@@ -121,7 +156,7 @@ def get_layer(kind: str, name: str) -> type[nn.Module]:
 
 def stock_kind(module: nn.Module) -> str | None:
     """The kind that a module is of, swapped or not; None where it is of none."""
-    return next((name for name, kind in KINDS.items() if isinstance(module, kind.stock)), None)
+    return next((name for name, kind in KINDS.items() if kind.stock and isinstance(module, kind.stock)), None)
 
 
 def custom_layer(module: nn.Module, kind: str) -> str | None:
@@ -131,6 +166,8 @@ def custom_layer(module: nn.Module, kind: str) -> str | None:
     forward = type(module).forward
     if forward is getattr(type(module), "zoo_forward", None):  # its own, with the layer in it
         return module.zoo_layer if module.zoo_kind == kind else None  # type: ignore[return-value]
+    if kind_of(kind).stock is None:
+        return None
     names = [name for (k, name), layer in _layers.items() if k == kind and layer.forward is forward]
     patched_as = getattr(module, "zoo_layer", None)
     return patched_as if patched_as in names else names[0] if names else None

@@ -1,4 +1,4 @@
-"""zoo's operators: ``linear`` and ``matmul``, forward and backward, in C++ for the CPU and CUDA.
+"""zoo's operators: ``linear``, ``mlp`` and ``matmul``, forward and backward, in C++ for the CPU and CUDA.
 
 They take any strides, zero sizes and 0-D leading dimensions, in float64, float32, float16 and bfloat16, accumulate in
 float32 or better, and are differentiable to any order, in eager mode and under torch.compile, torch.export, vmap and
@@ -8,6 +8,7 @@ the rest of torch.func, autocast and forward mode.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from zoo.ops._fake import ACTIVATIONS, DTYPES, needs_preactivation
 from zoo.ops._linear import Linear, linear_bias_grad, linear_input_grad, linear_weight_grad
 from zoo.ops._linear import linear_activation as _linear_activation
 from zoo.ops._matmul import batched_matmul
+from zoo.ops._mlp import Mlp
 from zoo.ops._routing import apply
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "linear_input_grad",
     "linear_weight_grad",
     "matmul",
+    "mlp",
 ]
 
 
@@ -54,7 +57,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, activat
         ValueError: an unknown activation.
     """
     if _is_any_autocast_enabled():
-        input, weight, bias = _autocast(input, weight, bias)
+        input, weight, bias = _autocast(input, weight, bias)  # type: ignore[assignment]
     if activation is None:
         return apply(Linear, input, weight, bias)
     if activation not in ACTIVATIONS:
@@ -64,6 +67,38 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, activat
     )
     save = needs_preactivation(activation) and (wants_grad or _transforming())
     return _linear_activation(input, weight, bias, activation, save)[0]
+
+
+def mlp(
+    input: Tensor, weight1: Tensor, bias1: Tensor | None, weight2: Tensor, bias2: Tensor | None, *, activation: str
+) -> Tensor:
+    """``act(input @ weight1.T + bias1) @ weight2.T + bias2``: two :func:`linear` as one operator, backward included.
+
+    The backward puts the activation's derivative and ``bias1``'s gradient into the product with ``weight2``. It saves
+    what the two would: the input, the weights, the hidden layer, and what the activation's derivative needs.
+
+    Args:
+        input: (*, K); ``*`` is any number of leading dimensions, none included. Any strides.
+        weight1: (H, K), of the same dtype and device as the input, as are the others.
+        bias1: (H), or None.
+        weight2: (N, H).
+        bias2: (N), or None.
+        activation: "relu", "gelu" (exact, by erf), "gelu_tanh" or "silu".
+
+    Returns:
+        (*, N), row-major, of the input's dtype; under autocast, of autocast's (float64 is left alone).
+
+    Raises:
+        RuntimeError: shapes, dtypes or devices that do not fit, with what was got and expected.
+        ValueError: an unknown activation.
+    """
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"unknown activation {activation!r}; known: {', '.join(ACTIVATIONS)}")
+    tensors: tuple[Any, ...] = (input, weight1, bias1, weight2, bias2)
+    if _is_any_autocast_enabled():
+        tensors = _autocast(*tensors)
+    wants_grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    return apply(Mlp, *tensors, activation, wants_grad or _transforming())[0]
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
@@ -80,7 +115,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
         RuntimeError: shapes, dtypes or devices that do not fit, with what was got and expected.
     """
     if _is_any_autocast_enabled():
-        a, b, _ = _autocast(a, b, None)
+        a, b = _autocast(a, b)  # type: ignore[assignment]
     if a.dim() == 0 or b.dim() == 0:
         raise RuntimeError(
             f"zoo::matmul: a and b must have at least 1 dimension, got {tuple(a.shape)} and {tuple(b.shape)}"
@@ -105,21 +140,26 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _transforming() -> bool:
-    """Inside torch.func or forward mode, where requires_grad does not tell whether a derivative will be asked for."""
+    """Inside torch.func, forward mode or a trace, where requires_grad does not tell whether a derivative will be asked
+    for."""
     if torch.compiler.is_compiling():
         return False
-    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
+    return (
+        torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0
+        or torch._C._get_tracing_state() is not None
+    )
 
 
-def _autocast(a: Tensor, b: Tensor, c: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The operands in autocast's dtype where autocast is on for their device; float64 is never cast."""
-    device = a.device.type
+def _autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The operands in autocast's dtype where autocast is on for the first one's device; float64 is never cast."""
+    device = tensors[0].device.type  # type: ignore[union-attr]
     if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):  # it raises for meta
-        return a, b, c
+        return tensors
     dtype = torch.get_autocast_dtype(device)
 
-    def cast(t: Tensor) -> Tensor:
-        castable = t.is_floating_point() and t.dtype != torch.float64 and t.device.type == device
-        return t.to(dtype) if castable else t
+    def cast(t: Tensor | None) -> Tensor | None:
+        castable = t is not None and t.is_floating_point() and t.dtype != torch.float64 and t.device.type == device
+        return t.to(dtype) if castable else t  # type: ignore[union-attr]
 
-    return cast(a), cast(b), None if c is None else cast(c)
+    return tuple(cast(t) for t in tensors)

@@ -50,25 +50,36 @@ def _check_same(op: str, a: Tensor, a_name: str, b: Tensor, b_name: str) -> None
     )
 
 
-def _check_linear(op: str, input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+def _check_layer(op: str, input: Tensor, weight: Tensor, weight_name: str, bias: Tensor | None, bias_name: str) -> None:
+    _check_dim(op, weight, weight_name, 2)
+    _check_same(op, input, "input", weight, weight_name)
+    if bias is not None:
+        _check_dim(op, bias, bias_name, 1)
+        _check_same(op, input, "input", bias, bias_name)
+        torch._check(
+            bias.shape[0] == weight.shape[0],
+            lambda: f"{op}: {bias_name} must have {weight_name}'s out_features ({weight.shape[0]}), got {_shape(bias)}",
+        )
+
+
+def _check_linear(
+    op: str,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    weight_name: str = "weight",
+    bias_name: str = "bias",
+) -> None:
     _check_operand(op, input, "input")
     _check_leading(op, input, "input")
-    _check_dim(op, weight, "weight", 2)
-    _check_same(op, input, "input", weight, "weight")
+    _check_layer(op, input, weight, weight_name, bias, bias_name)
     torch._check(
         input.shape[-1] == weight.shape[1],
         lambda: (
-            f"{op}: input's last size must be weight's in_features ({weight.shape[1]}), "
-            f"got input {_shape(input)} and weight {_shape(weight)}"
+            f"{op}: input's last size must be {weight_name}'s in_features ({weight.shape[1]}), "
+            f"got input {_shape(input)} and {weight_name} {_shape(weight)}"
         ),
     )
-    if bias is not None:
-        _check_dim(op, bias, "bias", 1)
-        _check_same(op, input, "input", bias, "bias")
-        torch._check(
-            bias.shape[0] == weight.shape[0],
-            lambda: f"{op}: bias must have weight's out_features ({weight.shape[0]}), got {_shape(bias)}",
-        )
 
 
 @torch.library.register_fake("zoo::linear")
@@ -92,16 +103,16 @@ def _check_activation(activation: str) -> None:
     )
 
 
-def _check_input_grad(op: str, grad: Tensor, weight: Tensor) -> None:
+def _check_input_grad(op: str, grad: Tensor, weight: Tensor, weight_name: str = "weight") -> None:
     _check_operand(op, grad, "grad")
     _check_leading(op, grad, "grad")
-    _check_dim(op, weight, "weight", 2)
-    _check_same(op, grad, "grad", weight, "weight")
+    _check_dim(op, weight, weight_name, 2)
+    _check_same(op, grad, "grad", weight, weight_name)
     torch._check(
         grad.shape[-1] == weight.shape[0],
         lambda: (
-            f"{op}: grad's last size must be weight's out_features ({weight.shape[0]}), "
-            f"got grad {_shape(grad)} and weight {_shape(weight)}"
+            f"{op}: grad's last size must be {weight_name}'s out_features ({weight.shape[0]}), "
+            f"got grad {_shape(grad)} and {weight_name} {_shape(weight)}"
         ),
     )
 
@@ -112,14 +123,15 @@ def _(grad: Tensor, weight: Tensor) -> Tensor:
     return grad.new_empty((*grad.shape[:-1], weight.shape[1]))
 
 
-def _check_weight_grad(op: str, grad: Tensor, input: Tensor) -> None:
+def _check_weight_grad(op: str, grad: Tensor, input: Tensor, input_name: str = "input") -> None:
     _check_operand(op, grad, "grad")
     _check_leading(op, grad, "grad")
-    _check_same(op, grad, "grad", input, "input")
+    _check_same(op, grad, "grad", input, input_name)
     torch._check(
         grad.dim() == input.dim() and all(a == b for a, b in zip(grad.shape[:-1], input.shape[:-1], strict=True)),
         lambda: (
-            f"{op}: grad and input must have the same leading sizes, got grad {_shape(grad)} and input {_shape(input)}"
+            f"{op}: grad and {input_name} must have the same leading sizes, "
+            f"got grad {_shape(grad)} and {input_name} {_shape(input)}"
         ),
     )
 
@@ -152,6 +164,12 @@ def _(grad: Tensor, saved: Tensor, activation: str) -> Tensor:
     return grad.new_empty(grad.shape)
 
 
+def _given(op: str, t: Tensor | None, name: str, what: str) -> Tensor:
+    if t is None:
+        raise RuntimeError(f"{op}: {name} must be given for {what}, got none")
+    return t
+
+
 @torch.library.register_fake("zoo::linear_backward")
 def _(
     grad: Tensor,
@@ -175,18 +193,110 @@ def _(
         _check_activation_grad(op, grad, saved)
     dx, dw, db = (grad.new_empty(0) for _ in range(3))
     if input_grad:
-        if weight is None:
-            raise RuntimeError(f"{op}: weight must be given for the input's gradient, got none")
+        weight = _given(op, weight, "weight", "the input's gradient")
         _check_input_grad(op, grad, weight)
         dx = grad.new_empty((*grad.shape[:-1], weight.shape[1]))
     if weight_grad:
-        if input is None:
-            raise RuntimeError(f"{op}: input must be given for the weight's gradient, got none")
+        input = _given(op, input, "input", "the weight's gradient")
         _check_weight_grad(op, grad, input)
         dw = grad.new_empty((grad.shape[-1], input.shape[-1]))
     if bias_grad:
         db = grad.new_empty(grad.shape[-1])
     return dx, dw, db
+
+
+@torch.library.register_fake("zoo::mlp")
+def _(
+    input: Tensor,
+    weight1: Tensor,
+    bias1: Tensor | None,
+    weight2: Tensor,
+    bias2: Tensor | None,
+    activation: str,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    op = "zoo::mlp"
+    _check_activation(activation)
+    _check_linear(op, input, weight1, bias1, "weight1", "bias1")
+    _check_layer(op, input, weight2, "weight2", bias2, "bias2")
+    torch._check(
+        weight2.shape[1] == weight1.shape[0],
+        lambda: (
+            f"{op}: weight2's in_features must be weight1's out_features ({weight1.shape[0]}), "
+            f"got weight1 {_shape(weight1)} and weight2 {_shape(weight2)}"
+        ),
+    )
+    hidden = (*input.shape[:-1], weight1.shape[0])
+    return (
+        input.new_empty((*input.shape[:-1], weight2.shape[0])),
+        input.new_empty(hidden if save else 0),
+        input.new_empty(hidden if save and needs_preactivation(activation) else 0),
+    )
+
+
+def _check_width(op: str, t: Tensor, name: str, weight2: Tensor) -> None:
+    torch._check(
+        t.shape[-1] == weight2.shape[1],
+        lambda: f"{op}: {name}'s last size must be weight2's in_features ({weight2.shape[1]}), got {_shape(t)}",
+    )
+
+
+@torch.library.register_fake("zoo::mlp_backward")
+def _(
+    grad: Tensor,
+    hidden: Tensor | None,
+    saved: Tensor | None,
+    input: Tensor | None,
+    weight1: Tensor | None,
+    weight2: Tensor | None,
+    activation: str,
+    input_grad: bool,
+    weight1_grad: bool,
+    bias1_grad: bool,
+    weight2_grad: bool,
+    bias2_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    op = "zoo::mlp_backward"
+    _check_activation(activation)
+    _check_operand(op, grad, "grad")
+    _check_leading(op, grad, "grad")
+    dx, dw1, db1, dw2, db2 = (grad.new_empty(0) for _ in range(5))
+    if weight2_grad:
+        hidden = _given(op, hidden, "hidden", "weight2's gradient")
+        _check_weight_grad(op, grad, hidden, "hidden")
+        dw2 = grad.new_empty((grad.shape[-1], hidden.shape[-1]))
+    if bias2_grad:
+        db2 = grad.new_empty(grad.shape[-1])
+    if not (input_grad or weight1_grad or bias1_grad):
+        return dx, dw1, db1, dw2, db2
+    weight2 = _given(op, weight2, "weight2", "the gradients of input, weight1 and bias1")
+    _check_input_grad(op, grad, weight2, "weight2")
+    if weight2_grad and hidden is not None:
+        _check_width(op, hidden, "hidden", weight2)
+    if activation != "none":
+        if saved is None:
+            raise RuntimeError(f"{op}: saved must be given with an activation, got none; pass what mlp returned")
+        _check_weight_grad(op, grad, saved, "saved")
+        _check_width(op, saved, "saved", weight2)
+    if input_grad:
+        weight1 = _given(op, weight1, "weight1", "the input's gradient")
+        _check_dim(op, weight1, "weight1", 2)
+        _check_same(op, grad, "grad", weight1, "weight1")
+        torch._check(
+            weight1.shape[0] == weight2.shape[1],
+            lambda: (
+                f"{op}: weight1's out_features must be weight2's in_features ({weight2.shape[1]}), "
+                f"got weight1 {_shape(weight1)}"
+            ),
+        )
+        dx = grad.new_empty((*grad.shape[:-1], weight1.shape[1]))
+    if weight1_grad:
+        input = _given(op, input, "input", "weight1's gradient")
+        _check_weight_grad(op, grad, input)
+        dw1 = grad.new_empty((weight2.shape[1], input.shape[-1]))
+    if bias1_grad:
+        db1 = grad.new_empty(weight2.shape[1])
+    return dx, dw1, db1, dw2, db2
 
 
 @torch.library.register_fake("zoo::matmul")

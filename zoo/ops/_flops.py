@@ -37,3 +37,17 @@ def _(grad: Any, saved: Any, input: Any, weight: Any, *args: Any, out_shape: Any
     _, input_grad, weight_grad, _ = args
     products = (weight[-1] if input_grad else 0) + (input[-1] if weight_grad else 0)
     return 2 * math.prod(grad) * products
+
+
+@register_flop_formula(_ops.mlp)
+def _(input: Any, weight1: Any, bias1: Any, weight2: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    return 2 * math.prod(input[:-1]) * (math.prod(weight1) + math.prod(weight2))
+
+
+@register_flop_formula(_ops.mlp_backward)
+def _(grad: Any, hidden: Any, saved: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    input, weight1, weight2, _, input_grad, weight1_grad, bias1_grad, weight2_grad, _ = args
+    rows, width = math.prod(grad[:-1]), (weight2 or hidden or [0])[-1]
+    second = (input_grad or weight1_grad or bias1_grad) + weight2_grad
+    first = (weight1[-1] if input_grad else 0) + (input[-1] if weight1_grad else 0)
+    return 2 * rows * width * (second * grad[-1] + first)

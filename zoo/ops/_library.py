@@ -17,6 +17,8 @@ OPERATORS = (
     "linear_bias_grad",
     "linear_backward",
     "activation_grad",
+    "mlp",
+    "mlp_backward",
     "matmul",
 )
 

@@ -26,7 +26,14 @@ from zoo.ops._fake import needs_preactivation
 from zoo.ops._library import operators as _ops
 from zoo.ops._routing import Rule, apply, has_tangent, implement, is_plain, register
 
-__all__ = ["linear", "linear_activation", "linear_bias_grad", "linear_input_grad", "linear_weight_grad"]
+__all__ = [
+    "linear",
+    "linear_activation",
+    "linear_bias_grad",
+    "linear_input_grad",
+    "linear_tangent",
+    "linear_weight_grad",
+]
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -89,7 +96,8 @@ def _plain_gradients(
 _backward = _ops.linear_backward.default._op
 
 
-def _linear_tangent(inputs: tuple[Any, ...], tangents: tuple[Any, ...]) -> Tensor:
+def linear_tangent(inputs: tuple[Any, ...], tangents: tuple[Any, ...]) -> Tensor:
+    """The output's tangent, from (input, weight, ...) and the tangents of input, weight and bias (one not None)."""
     input, weight = inputs[:2]
     d_input, d_weight, d_bias = tangents[:3]
     terms = []
@@ -137,7 +145,7 @@ class Linear(Rule):
 
     @staticmethod
     def jvp(inputs: tuple[Any, ...], output: Any, tangents: tuple[Any, ...]) -> Any:
-        return _linear_tangent(inputs, tangents)
+        return linear_tangent(inputs, tangents)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
@@ -192,7 +200,7 @@ class LinearActivation(Rule):
     @staticmethod
     def jvp(inputs: tuple[Any, ...], output: Any, tangents: tuple[Any, ...]) -> Any:
         activation = inputs[3]
-        d_product = _linear_tangent(inputs, tangents)
+        d_product = linear_tangent(inputs, tangents)
         if not needs_preactivation(activation):
             return activation_grad(d_product, output[0], activation), torch.zeros_like(output[1])
         product = output[1] if inputs[4] else linear(*inputs[:3])

@@ -21,7 +21,7 @@ from torch import Tensor, is_grad_enabled
 from torch._C import _are_functorch_transforms_active, _AutoDispatchBelowAutograd, _get_tracing_state
 from torch.autograd import Function, forward_ad
 
-__all__ = ["Rule", "apply", "has_tangent", "implement", "is_plain", "register"]
+__all__ = ["Rule", "apply", "has_tangent", "implement", "is_final", "is_plain", "register"]
 
 
 class Rule:
@@ -114,9 +114,13 @@ def register(rule: type[Rule]) -> type[Rule]:
 
 def is_plain() -> bool:
     """No derivative is recorded and nothing traces or transforms: ``rule.run`` below autograd is all there is to do."""
+    return not torch.compiler.is_compiling() and is_final()
+
+
+def is_final() -> bool:
+    """No derivative will be taken of what is computed now; it may be compiled, but not traced or transformed."""
     return not (
         is_grad_enabled()
-        or torch.compiler.is_compiling()
         or _get_tracing_state() is not None
         or _are_functorch_transforms_active()
         or forward_ad._current_level >= 0

@@ -46,10 +46,10 @@ def test_a_vector_is_no_linears_weight() -> None:
 
 
 def test_listeners_are_around_the_call() -> None:
-    seen: list[Tensor] = []
+    seen: list[tuple[Tensor, ...]] = []
 
-    def listener(weight: Tensor, call: Callable[[], Tensor]) -> Tensor:
-        seen.append(weight)
+    def listener(weights: tuple[Tensor, ...], call: Callable[[], Tensor]) -> Tensor:
+        seen.append(weights)
         return call()
 
     x, w = torch.randn(2, 4), torch.randn(3, 4)
@@ -59,7 +59,7 @@ def test_listeners_are_around_the_call() -> None:
     finally:
         given_listeners.remove(listener)
     torch.testing.assert_close(y, F.linear(x, w))
-    assert len(seen) == 1 and seen[0] is w
+    assert len(seen) == 1 and len(seen[0]) == 1 and seen[0][0] is w
 
 
 def test_which_layers_can_do_without_a_module() -> None:

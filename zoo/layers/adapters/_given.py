@@ -1,4 +1,4 @@
-"""Runs a registered layer on a weight that some other module hands it."""
+"""Runs a registered layer on weights that some other module hands it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["GivenListener", "given_listeners", "layer_as_function", "unfit"]
+__all__ = ["GivenListener", "given_listeners", "layer_as_function", "run_given", "unfit"]
 
 
 class GivenListener(Protocol):
-    """Sees each call on a given weight; must return what ``call()`` returns."""
+    """Sees each call on given weights; must return what ``call()`` returns."""
 
-    def __call__(self, weight: Tensor, call: Callable[[], Tensor]) -> Tensor: ...
+    def __call__(self, weights: tuple[Tensor, ...], call: Callable[[], Tensor]) -> Tensor: ...
 
 
 given_listeners: list[GivenListener] = []
 """Coverage adds one while it watches a forward."""
+
+
+def run_given(weights: tuple[Tensor, ...], call: Callable[[], Tensor]) -> Tensor:
+    """``call()``, which multiplies by the weights, before those who listen."""
+    for listener in tuple(given_listeners):  # other threads add theirs
+        call = functools.partial(listener, weights, call)
+    return call()
 
 
 def layer_as_function(layer: type[nn.Module]) -> Callable[..., Tensor]:
@@ -44,10 +51,7 @@ def layer_as_function(layer: type[nn.Module]) -> Callable[..., Tensor]:
             return F.linear(input, weight, bias)
         if torch.compiler.is_compiling() or not given_listeners:
             return run(input, weight, bias)
-        call: Callable[[], Tensor] = functools.partial(run, input, weight, bias)
-        for listener in tuple(given_listeners):  # other threads add theirs
-            call = functools.partial(listener, weight, call)
-        return call()
+        return run_given((weight,), functools.partial(run, input, weight, bias))
 
     return linear
 
