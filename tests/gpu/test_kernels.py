@@ -136,7 +136,7 @@ def exact_gradient(g, saved, activation):
     if activation == "relu":
         exact = exact * (saved > 0)
     elif activation != "none":
-        leaf = saved.double().requires_grad_()
+        leaf = saved.double().detach().clone().requires_grad_()
         (exact,) = torch.autograd.grad(ACTIVATIONS[activation](leaf), leaf, exact)
     return exact.to(g.dtype).double(), exact
 
@@ -202,7 +202,7 @@ def test_backward_in_one(force, kernel, activation):
         if activation == "relu":
             exact = exact * (saved > 0)
         elif activation != "none":
-            leaf = saved.double().requires_grad_()
+            leaf = saved.double().detach().clone().requires_grad_()
             (exact,) = torch.autograd.grad(ACTIVATIONS[activation](leaf), leaf, exact)
         got = torch.ops.zoo.linear_backward(g, saved, x, w, activation, True, True, True)
         want = (exact @ w.double(), exact.t() @ x.double(), exact.sum(0))
