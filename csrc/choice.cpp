@@ -183,13 +183,14 @@ Candidate cublas(const Query& q, const Forced& forced) {
   const double flop = 2e-6 * static_cast<double>(q.batch) * q.M * q.N * q.K;
   const double used = two ? q.processors : std::max(1.0, std::min<double>(tiles * 2, q.processors));
   double time = std::max(flop / (rate * used), traffic(q));
-  if (two && (q.K % 8 != 0 || q.N % 8 != 0)) time *= 4;  // rows that are no multiple of 16 bytes
+  if (two && (q.K % 8 != 0 || q.N % 8 != 0)) time *= q.K % 4 != 0 || q.N % 4 != 0 ? 4 : 2;  // rows of no whole 16 bytes
   if (two && 2 * tiles < q.processors) time += 1.4e-3 * std::min<double>(q.K, 4096);  // the walk along K shows
   time += 3.6;
   if (q.activation != 0 || q.type == Type::f64 || exact) {
     time += kLaunch + (two ? 2.2 : 1.6) * q.batch * q.M * q.N * bytes_of(q.type) / kBandwidth;
   }
-  c.choice.microseconds = 1.05 * time;  // at equal times our own, whose accumulation does not hang on a setting
+  // at equal times our own, whose accumulation does not hang on a setting; where launches decide, it was measured slower
+  c.choice.microseconds = two && time < 8 ? time - 0.3 : 1.05 * time;
   return c;
 }
 
@@ -214,22 +215,28 @@ SmallWork small_work(const Query& q) {
   return {static_cast<double>(divided_up(q.M, 64)) * divided_up(q.N, 64), static_cast<double>(divided_up(q.K, 64))};
 }
 
-// Microseconds of one step, of one block alone or of two side by side together.
-double small_step(const Query& q, int through) {
+// Microseconds of one step: of a block with a processor to itself, and of each where many share all processors.
+struct SmallStep {
+  double alone, among;
+};
+
+SmallStep small_step(const Query& q, int through) {
   const double derivative = through == 0 ? 0 : through == 1 ? 0.1 : 0.5;
-  return (q.type == Type::f32 ? 1.6 : 0.45) + derivative;
+  const bool f32 = q.type == Type::f32;
+  return {(f32 ? 1.9 : 0.55) + derivative, (f32 ? 1.7 : 1.0) + derivative};
 }
 
 // `works` with their slices beside each other.
-double small_time(const SmallWork* works, const int* slices, int count, double step, int processors, double bytes) {
+double small_time(
+    const SmallWork* works, const int* slices, int count, const SmallStep& step, int processors, double bytes) {
   double all = 0, longest = 0, cluster = 0;
   for (int i = 0; i < count; ++i) {
     const double steps = std::ceil(works[i].steps / slices[i]);
     all += works[i].tiles * slices[i] * (steps + 1.5);  // beginning and end cost as much as one or two steps
-    longest = std::max(longest, (steps + 1) * step);
+    longest = std::max(longest, (steps + 1) * step.alone);
     cluster = std::max(cluster, slices[i] == 1 ? 0 : slices[i] == 8 ? 2.5 : 0.5);
   }
-  return kLaunch + 2.5 + cluster + std::max({all * step / processors, longest, bytes / kBandwidth});
+  return kLaunch + 2.5 + cluster + std::max({all * step.among / processors, longest, bytes / kBandwidth});
 }
 
 double bytes_moved(const Query& q) {
@@ -382,7 +389,7 @@ Together choose_together(
   for (const bool pass : {false, true}) {  // act' as dY is read, or in a pass before
     if (pass && (activation == 0 || wanted.kernel)) continue;
     const double before = pass ? kLaunch + 3 * grad / kBandwidth : 0;
-    const double step = small_step(dx, pass ? 0 : activation);
+    const SmallStep step = small_step(dx, pass ? 0 : activation);
     for (int cluster = 1; cluster <= 8; cluster *= 2) {
       if (wanted.config > 0 && cluster != wanted.config) continue;
       for (int which = 0; which < (cluster == 1 ? 1 : 3); ++which) {  // both shared, or one

@@ -374,7 +374,7 @@ bool run_backward(const Backward& b, const Tensor& like, const Launch& launch) {
     partial = bytes(like, 4 * b.N * sm90::gradient_chunks(pass.M));
     pass.partial = static_cast<float*>(partial->mutable_data_ptr());
     if (sm90::gradient_chunks(pass.M) > 1) {
-      const int64_t counters = 4 * sm90::gradient_columns(pass.N);
+      const int64_t counters = 4 * sm90::gradient_columns(pass.M, pass.N);
       arrivals = bytes(like, counters);
       pass.arrivals = static_cast<uint32_t*>(arrivals->mutable_data_ptr());
       zero(pass.arrivals, counters, launch.stream);

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import gc
 import itertools
 import math
@@ -21,7 +20,6 @@ from zoo.bench.timing import WallClock, finish, race
 from zoo.coverage import coverage
 from zoo.factory import create
 from zoo.registry import resolve
-from zoo.swap import patch
 
 __all__ = ["MODELS", "MODES", "PEERS", "PHASES", "ModelMeasurement", "bench_model"]
 
@@ -81,7 +79,7 @@ def bench_model(
     progress: Callable[[Sequence[ModelMeasurement]], Iterable[ModelMeasurement]] = iter,
     checkpoint: Callable[[ModelReport], None] | None = None,
 ) -> ModelReport:
-    """Time models after ``zoo.patch(model)`` beside the same models as they were, from the same weights and data.
+    """Time models of ``zoo.create(name, custom_linear=True)`` beside the same models without, from the same weights and data.
 
     With a compiled peer, what torch.compile keeps in this process is dropped before each measurement.
 
@@ -143,8 +141,9 @@ def _measure(
         stock = create(m.model, device=device)
         data = _data(m.model, stock, batch, image, device)
         stock.train(m.phase == "train")
-        custom = copy.deepcopy(stock)
-        patch(custom)
+        custom = create(m.model, custom_linear=True, device=device)
+        custom.load_state_dict(stock.state_dict())
+        custom.train(stock.training)
         with _mode(m, device):
             share = coverage(custom, data[0][0][:FEW]).share
         try:

@@ -18,7 +18,7 @@ from zoo.passes import named_tensors
 from zoo.preparing import make
 from zoo.registry import build
 from zoo.state_dict import check_state_dict
-from zoo.swap import patch, unpatch
+from zoo.swap import Rule, apply_rules, patch, unpatch
 from zoo.sweep.exactness import Snapshot, outputs_of
 from zoo.sweep.inputs import input_shape, random_inputs, smallest_shape
 from zoo.sweep.products import LinearProducts
@@ -88,6 +88,7 @@ class _Work:
             stock = None if self.device is META or reference_name(self.task.name) else copy.deepcopy(model)
         with self.step("patch"):
             swap = patch(model)  # without a probe, as zoo.create does it; what runs is seen next
+            apply_rules(model, [Rule("mlp", "zoo", None)])
             self.found["swapped"] = len(swap.swapped)
             skipped: dict[str, list[str]] = {}
             for name, reason in swap.skipped.items():

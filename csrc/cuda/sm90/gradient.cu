@@ -9,8 +9,14 @@
 
 namespace zoo::cuda::sm90 {
 
-constexpr int kColumns = 256, kRows = 8;  // a block: 32 threads x 8 columns, 8 rows
-constexpr int kChunk = 128;               // rows a block
+constexpr int kThreads = 256;
+constexpr int kChunk = 128;  // rows a block; up to twice as many are one, which needs no counters
+
+// Threads that share a row, each with 8 columns: few where one block has all rows, so that these are read at once.
+constexpr int kMany = 32, kFew = 8;
+int lanes_of(int32_t M) {
+  return gradient_chunks(M) == 1 ? kFew : kMany;
+}
 
 template <typename T>
 __device__ __forceinline__ void load8(float (&v)[8], const T* from) {
@@ -26,13 +32,14 @@ __device__ __forceinline__ void load8(float (&v)[8], const T* from) {
   }
 }
 
-template <typename T, int act>
-__global__ void __launch_bounds__(256, 3) grad_kernel(const __grid_constant__ GradientPass w) {
+template <typename T, int act, int lanes>
+__global__ void __launch_bounds__(kThreads, 3) grad_kernel(const __grid_constant__ GradientPass w) {
   constexpr bool f32 = std::is_same_v<T, float>;
-  constexpr int unroll = 2;  // rows in flight a thread
+  constexpr int kColumns = 8 * lanes, kRows = kThreads / lanes;  // of a block, at once
+  constexpr int unroll = act == none && !f32 ? 4 : 2;            // of those rows, in flight
   __shared__ float sums_of[kRows][kColumns];
   __shared__ bool last;
-  const int lane = threadIdx.x % 32, r = threadIdx.x / 32;
+  const int lane = threadIdx.x % lanes, r = threadIdx.x / lanes;
   const int n = blockIdx.x * kColumns + lane * 8;
   const int first = blockIdx.y * w.chunk, end = min(first + w.chunk, w.M);
   const T* dy = static_cast<const T*>(w.grad);
@@ -87,8 +94,8 @@ __global__ void __launch_bounds__(256, 3) grad_kernel(const __grid_constant__ Gr
   const int column = threadIdx.x, at = blockIdx.x * kColumns + column;
   double sum = 0;  // few additions, so that a column of any length keeps float32's accuracy
 #pragma unroll
-  for (int i = 0; i < kRows; ++i) sum += sums_of[i][column];
-  if (at < w.N) __stcg(w.partial + static_cast<int64_t>(blockIdx.y) * w.N + at, static_cast<float>(sum));
+  for (int i = 0; i < kRows; ++i) sum += sums_of[i][column % kColumns];
+  if (column < kColumns && at < w.N) __stcg(w.partial + static_cast<int64_t>(blockIdx.y) * w.N + at, static_cast<float>(sum));
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) last = gridDim.y == 1 || atomicAdd(w.arrivals + blockIdx.x, 1u) == gridDim.y - 1;
@@ -96,44 +103,51 @@ __global__ void __launch_bounds__(256, 3) grad_kernel(const __grid_constant__ Gr
   if (!last) return;
   __threadfence();
   if (threadIdx.x == 0 && gridDim.y > 1) w.arrivals[blockIdx.x] = 0;
-  if (at >= w.N) return;
+  if (column >= kColumns || at >= w.N) return;
   sum = 0;
 #pragma unroll 16
   for (int c = 0; c < static_cast<int>(gridDim.y); ++c) sum += __ldcg(w.partial + static_cast<int64_t>(c) * w.N + at);
   static_cast<T*>(w.sums)[at] = narrow<T>(static_cast<float>(sum));
 }
 
-template <typename T>
-void launch_pass(const GradientPass& w, dim3 grid, cudaStream_t s) {
+template <typename T, int lanes>
+void launch_pass(const GradientPass& w, cudaStream_t s) {
+  const dim3 grid(gradient_columns(w.M, w.N), gradient_chunks(w.M));
   switch (static_cast<int>(w.act)) {
-    case none: return grad_kernel<T, none><<<grid, 256, 0, s>>>(w);
-    case relu: return grad_kernel<T, relu><<<grid, 256, 0, s>>>(w);
-    case gelu: return grad_kernel<T, gelu><<<grid, 256, 0, s>>>(w);
-    case gelu_tanh: return grad_kernel<T, gelu_tanh><<<grid, 256, 0, s>>>(w);
-    case silu: return grad_kernel<T, silu><<<grid, 256, 0, s>>>(w);
+    case none: return grad_kernel<T, none, lanes><<<grid, kThreads, 0, s>>>(w);
+    case relu: return grad_kernel<T, relu, lanes><<<grid, kThreads, 0, s>>>(w);
+    case gelu: return grad_kernel<T, gelu, lanes><<<grid, kThreads, 0, s>>>(w);
+    case gelu_tanh: return grad_kernel<T, gelu_tanh, lanes><<<grid, kThreads, 0, s>>>(w);
+    case silu: return grad_kernel<T, silu, lanes><<<grid, kThreads, 0, s>>>(w);
   }
 }
 
-int32_t gradient_chunks(int32_t M) {
-  return (M + kChunk - 1) / kChunk;
+template <typename T>
+void launch_pass(const GradientPass& w, cudaStream_t s) {
+  if (lanes_of(w.M) == kFew) launch_pass<T, kFew>(w, s);
+  else launch_pass<T, kMany>(w, s);
 }
 
-int32_t gradient_columns(int32_t N) {
-  return (N + kColumns - 1) / kColumns;
+int32_t gradient_chunks(int32_t M) {
+  return M <= 2 * kChunk ? 1 : (M + kChunk - 1) / kChunk;
+}
+
+int32_t gradient_columns(int32_t M, int32_t N) {
+  const int columns = 8 * lanes_of(M);
+  return (N + columns - 1) / columns;
 }
 
 int32_t gradient_flags(int32_t M, int32_t N) {
-  return gradient_chunks(M) * gradient_columns(N);
+  return gradient_chunks(M) * gradient_columns(M, N);
 }
 
 void gradient_pass(const GradientPass& pass, void* stream) {
   GradientPass w = pass;
-  w.chunk = kChunk;
-  const dim3 grid(gradient_columns(w.N), gradient_chunks(w.M));
+  w.chunk = gradient_chunks(w.M) == 1 ? w.M : kChunk;
   const auto s = static_cast<cudaStream_t>(stream);
-  if (w.type == Type::bf16) launch_pass<__nv_bfloat16>(w, grid, s);
-  else if (w.type == Type::f16) launch_pass<__half>(w, grid, s);
-  else launch_pass<float>(w, grid, s);
+  if (w.type == Type::bf16) launch_pass<__nv_bfloat16>(w, s);
+  else if (w.type == Type::f16) launch_pass<__half>(w, s);
+  else launch_pass<float>(w, s);
   check_launch("gradient pass");
 }
 
