@@ -78,9 +78,11 @@ def test_training_really_trains_and_inference_does_not(monkeypatch: pytest.Monke
     torch.manual_seed(0)
     fresh = zoo.create("mlp")
     train, infer = run().rows
-    trained, as_it_was = models
-    assert torch.equal(as_it_was[0].weight, fresh[0].weight) and not as_it_was.training
-    assert not torch.equal(trained[0].weight, fresh[0].weight) and trained.training
+    trained, trained_custom, as_it_was, custom_as_it_was = models
+    for model in (as_it_was, custom_as_it_was):
+        assert torch.equal(model[0].weight, fresh[0].weight) and not model.training
+    for model in (trained, trained_custom):
+        assert not torch.equal(model[0].weight, fresh[0].weight) and model.training
     assert train.zoo_loss != infer.zoo_loss
     assert all(p.grad is None for model in models for p in model.parameters())
 

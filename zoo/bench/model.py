@@ -79,7 +79,7 @@ def bench_model(
     progress: Callable[[Sequence[ModelMeasurement]], Iterable[ModelMeasurement]] = iter,
     checkpoint: Callable[[ModelReport], None] | None = None,
 ) -> ModelReport:
-    """Time models of ``zoo.create(name, custom_linear=True)`` beside the same models without, from the same weights and data.
+    """Time models of ``zoo.create(name, custom_linear=True)`` beside the same without, from the same weights and data.
 
     With a compiled peer, what torch.compile keeps in this process is dropped before each measurement.
 
