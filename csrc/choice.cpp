@@ -185,7 +185,8 @@ Candidate cublas(const Query& q, const Forced& forced) {
   const double flop = 2e-6 * static_cast<double>(q.batch) * q.M * q.N * q.K;
   const double used = two ? q.processors : std::max(1.0, std::min<double>(tiles * 2, q.processors));
   double time = std::max(flop / (rate * used), traffic(q));
-  if (two && (q.K % 8 != 0 || q.N % 8 != 0)) time *= q.K % 4 != 0 || q.N % 4 != 0 ? 4 : 2;  // rows of no whole 16 bytes
+  if (two && (q.K % 8 != 0 || q.N % 4 != 0)) time *= 4;  // rows that are no whole 16 bytes
+  else if (two && q.N % 8 != 0) time *= 2;
   if (two && 2 * tiles < q.processors) time += 1.4e-3 * std::min<double>(q.K, 4096);  // the walk along K shows
   time += 3.6;
   if (q.activation != 0 || q.type == Type::f64 || exact) {

@@ -3,7 +3,10 @@
 // Formulas are torch's: gelu by erf, gelu_tanh by its tanh approximation. NaN passes through each of them.
 #pragma once
 
+#include "gelu.cuh"
 #include "kernels.h"
+
+#include <type_traits>
 
 namespace zoo::cuda {
 
@@ -11,7 +14,9 @@ template <typename Acc>
 __device__ __forceinline__ Acc activate(Acc x, Act act) {
   switch (act) {
     case Act::relu: return x < Acc(0) ? Acc(0) : x;  // false for NaN, which stays
-    case Act::gelu: return x * normcdf(x);
+    case Act::gelu:
+      if constexpr (std::is_same_v<Acc, float>) return gelu_erf<true>(x);
+      else return x * normcdf(x);
     case Act::gelu_tanh: {
       const Acc c = Acc(0.7978845608028654), a = Acc(0.044715);
       return Acc(0.5) * x * (Acc(1) + tanh(c * (x + a * x * x * x)));
@@ -28,6 +33,7 @@ __device__ __forceinline__ Acc derivative(Acc x, Act act) {
   switch (act) {
     case Act::relu: return x <= Acc(0) ? Acc(0) : Acc(1);  // 1 for NaN, as torch's threshold_backward
     case Act::gelu: {
+      if constexpr (std::is_same_v<Acc, float>) return gelu_derivative<true>(x);
       const Acc density = Acc(0.3989422804014327) * exp(Acc(-0.5) * x * x);
       return normcdf(x) + x * density;
     }

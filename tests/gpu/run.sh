@@ -23,8 +23,8 @@ if [ "${1:-}" != fast ]; then
     step "$tool" compute-sanitizer --tool "$tool" --error-exitcode 1 --log-file "$OUT/$tool.log" python3 tests/gpu/sanitized.py
     tail -1 "$OUT/$tool.log"
   done
-  step "bench linear" python3 -m zoo bench linear --dtype f32,bf16,f16 --peer eager --json "$OUT/h200-linear.json"
-  step "bench model" python3 -m zoo bench model --phase train --mode fp32,bf16 --peer eager --json "$OUT/h200-models.json"
+  step "bench linear" python3 -m zoo bench linear --dtype f32,bf16,f16,f64 --precision highest,high --peer eager --json "$OUT/h200-linear.json"
+  step "bench model" python3 -m zoo bench model timm/vit_base_patch16_224 timm/mixer_b16_224 timm/convnext_tiny --phase train --json "$OUT/h200-models.json"
   step ladder python3 examples/ladder/ladder.py --json "$OUT/h200-ladder.json"
 fi
 exit $status

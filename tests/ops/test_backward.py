@@ -6,9 +6,12 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 from torch.autograd import forward_ad
 
 from zoo import ops
+from zoo.ops import _linear
 
 BACKWARD = torch.ops.zoo.linear_backward
 NEEDS = list(itertools.product((False, True), repeat=3))
@@ -133,3 +136,30 @@ def test_a_batch_of_cotangents(device, activation):
     for i in range(len(g)):
         one = torch.autograd.grad(y, (x, w, b), g[i], retain_graph=True)
         torch.testing.assert_close([t[i] for t in together], list(one))
+
+
+@pytest.mark.parametrize("activation", ["none", "gelu", "relu"])
+def test_a_compiled_graph_holds_one_operator_for_all_gradients(monkeypatch, activation):
+    if not torch.cuda.is_available():  # on a CPU the graph holds the operators one by one; the rule is the same
+        monkeypatch.setattr(_linear, "_in_graph", lambda grad: torch.compiler.is_compiling())
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append([str(node.target) for node in graph.graph.nodes if "zoo" in str(node.target)])
+        return make_boxed_func(graph.forward)
+
+    x, w, b = (torch.randn(*s, device=device, requires_grad=True) for s in ((6, 8), (16, 8), (16,)))
+    named = None if activation == "none" else activation
+
+    def gradients(call):
+        return torch.autograd.grad(call(x, w, b).square().sum(), (x, w, b))
+
+    def call(x, w, b):
+        return ops.linear(x, w, b, activation=named)
+
+    want = gradients(call)
+    got = gradients(torch.compile(call, backend=aot_autograd(fw_compiler=backend, bw_compiler=backend), fullgraph=True))
+    assert graphs[1] == ["zoo.linear_backward.default"]
+    for mine, wanted in zip(got, want, strict=True):
+        torch.testing.assert_close(mine, wanted)

@@ -24,7 +24,7 @@ from torch._C import _AutoDispatchBelowAutograd
 from zoo.ops._activation import ActivationGrad, activation_grad
 from zoo.ops._fake import needs_preactivation
 from zoo.ops._library import operators as _ops
-from zoo.ops._routing import Rule, apply, has_tangent, implement, is_plain, register
+from zoo.ops._routing import Rule, apply, has_tangent, implement, is_final, is_plain, register
 
 __all__ = [
     "linear",
@@ -81,9 +81,8 @@ def _plain_gradients(
     """The gradients through the activation where no derivative is taken of them: without autograd."""
     needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
     with _AutoDispatchBelowAutograd():
-        if grad.is_cuda:  # the activation's derivative and the bias's gradient in one pass
-            dx, dw, db = _backward(grad, saved, input, weight, activation, needs_input, needs_weight, needs_bias)
-            return dx if needs_input else None, dw if needs_weight else None, db if needs_bias else None
+        if grad.is_cuda:
+            return _fused_gradients(_backward, ctx, grad, saved, input, weight, activation)
         if activation != "none":
             grad = ActivationGrad.run(grad, saved, activation)
         return (  # on the CPU nothing is fused, and small calls cost less host time than one of eight arguments
@@ -94,6 +93,26 @@ def _plain_gradients(
 
 
 _backward = _ops.linear_backward.default._op
+
+
+def _fused_gradients(
+    operator: Any,
+    ctx: Any,
+    grad: Tensor,
+    saved: Tensor | None,
+    input: Tensor | None,
+    weight: Tensor | None,
+    activation: str,
+) -> tuple[Any, Any, Any]:
+    """On CUDA: the activation's derivative and the bias's gradient in one pass, or everything in one launch."""
+    needs = ctx.needs_input_grad[:3]
+    made = operator(grad, saved, input, weight, activation, *needs)
+    return tuple(t if need else None for t, need in zip(made, needs, strict=True))  # type: ignore[return-value]
+
+
+def _in_graph(grad: Tensor) -> bool:
+    """Whether a graph that is compiled shall hold the fused operator."""
+    return grad.is_cuda and torch.compiler.is_compiling() and is_final()
 
 
 def linear_tangent(inputs: tuple[Any, ...], tangents: tuple[Any, ...]) -> Tensor:
@@ -141,6 +160,8 @@ class Linear(Rule):
         input, weight = ctx.saved_tensors
         if is_plain():
             return _plain_gradients(ctx, grad, None, input, weight, "none")
+        if _in_graph(grad):
+            return _fused_gradients(_ops.linear_backward.default, ctx, grad, None, input, weight, "none")
         return _linear_gradients(ctx, grad, input, weight)
 
     @staticmethod
@@ -189,6 +210,9 @@ class LinearActivation(Rule):
         input, weight, saved = ctx.saved_tensors
         if preactivation_grad is None and grad is not None and is_plain():
             return *_plain_gradients(ctx, grad, saved, input, weight, ctx.activation), None, None
+        if preactivation_grad is None and grad is not None and _in_graph(grad):
+            operator = _ops.linear_backward.default
+            return *_fused_gradients(operator, ctx, grad, saved, input, weight, ctx.activation), None, None
         total = None if grad is None else activation_grad(grad, saved, ctx.activation)
         # the product before the activation is an output too: it carries what a second derivative sends back
         if preactivation_grad is not None and needs_preactivation(ctx.activation):

@@ -3,57 +3,13 @@
 
 #include "ptx.cuh"
 
+#include "../gelu.cuh"
+
 #include <cstring>
 
 namespace zoo::cuda::sm90 {
 
 enum Act : int { none, relu, gelu, gelu_tanh, silu };
-
-__device__ __forceinline__ float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-__device__ __forceinline__ float reciprocal_fast(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// Phi(-|x|) = exp(-x^2 / 2) t P(t), t = 1 / (1 + c |x|); e is set to exp(-x^2 / 2). P is fitted for relative error, so
-// that the far tail is right too: 2e-5, precise 2e-7.
-template <bool precise>
-__device__ __forceinline__ float tail(float x, float& e) {
-  e = exp2_fast(x * x * -0.72134752f);
-  const float t = reciprocal_fast(fmaf(precise ? 0.37f : 0.33f, fabsf(x), 1.f));
-  float p;
-  if constexpr (precise) {
-    p = fmaf(-0.031319884f, t, 0.135105069f);
-    p = fmaf(p, t, -0.194254804f);
-    p = fmaf(p, t, 0.0644789541f);
-    p = fmaf(p, t, 0.0134238224f);
-    p = fmaf(p, t, 0.0901785922f);
-    p = fmaf(p, t, 0.127164416f);
-    p = fmaf(p, t, 0.147615295f);
-    p = fmaf(p, t, 0.147608613f);
-  } else {
-    p = fmaf(-0.0607965376f, t, 0.107276008f);
-    p = fmaf(p, t, 0.0708939042f);
-    p = fmaf(p, t, 0.119336823f);
-    p = fmaf(p, t, 0.131630660f);
-    p = fmaf(p, t, 0.131648066f);
-  }
-  return p * t * e;
-}
-
-// x Phi(x) = max(x, 0) - |x| Phi(-|x|): nothing cancels. +inf, -inf and NaN give what x * normcdf(x) gives.
-template <bool precise>
-__device__ __forceinline__ float gelu_erf(float x) {
-  float e;
-  const float q = tail<precise>(x, e);
-  return fmaf(-fabsf(fminf(x, 100.f)), q, x < 0.f ? 0.f : x);
-}
 
 // x sigmoid(x (a + b x^2)): silu with (1, 0), gelu's tanh form with (2 c, 2 c 0.044715)
 __device__ __forceinline__ float sigmoid_family(float x, float a, float b) {
@@ -87,11 +43,7 @@ __device__ __forceinline__ void go_through(float (&v)[n], const float (&x)[n], i
     for (int i = 0; i < n; ++i) v[i] = x[i] <= 0.f ? 0.f : v[i];
   } else if (act == gelu) {
 #pragma unroll
-    for (int i = 0; i < n; ++i) {
-      float e;
-      const float q = tail<precise>(x[i], e);
-      v[i] *= fmaf(x[i] * 0.39894228f, e, x[i] < 0.f ? q : 1.f - q);
-    }
+    for (int i = 0; i < n; ++i) v[i] *= gelu_derivative<precise>(x[i]);
   } else {
     const float a = act == silu ? 1.f : 1.5957691216f, b = act == silu ? 0.f : 0.0713548163f;
 #pragma unroll
