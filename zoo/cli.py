@@ -394,9 +394,7 @@ def verify(
     device: Annotated[str, typer.Option(metavar="DEVICE", help="cpu, cuda or cuda:N.")] = "cpu",
     seed: Annotated[int, typer.Option(help="Of weights and inputs.")] = 0,
     time_limit: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="For one claim.")] = 120,
-    memory_limit: Annotated[
-        str, typer.Option(metavar="GiB|none", help="What a worker on the CPU may allocate.")
-    ] = "8",
+    memory_limit: Annotated[str, typer.Option(metavar="GiB|none", help="What a worker on the CPU may allocate.")] = "8",
     json: JsonTo = None,
 ) -> None:
     """Judge a layer claim by claim: pass, fail, refused (a clear error) or untested (why).

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -88,7 +89,7 @@ def no_empty_batch(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
 
 @caught_by("no-bias")
 class BiasOfAnother(nn.Linear):
-    left = torch.zeros(1)
+    """Without a bias it adds what was in that memory before."""
 
     def forward(self, input: Tensor) -> Tensor:
         if self.bias is None:
@@ -194,7 +195,7 @@ def sums_in_bfloat16(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tens
 def overflows_half(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if input.dtype != torch.float16:
         return F.linear(input, weight, bias)
-    return F.linear(input * 1e4, weight) / 1e4 + (0 if bias is None else bias)
+    return F.linear(input * 3e4, weight) / 3e4 + (0 if bias is None else bias)
 
 
 @caught_by("autocast")
@@ -540,12 +541,10 @@ def flattens_by_hand(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tens
 
 @caught_by("forward-mode")
 def no_tangent(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    import torch.autograd.forward_ad as forward_ad
+    from torch.autograd import forward_ad
 
-    try:
+    with contextlib.suppress(RuntimeError):  # not in forward mode
         input = forward_ad.unpack_dual(input).primal
-    except RuntimeError:  # not in forward mode
-        pass
     return F.linear(input, weight, bias)
 
 

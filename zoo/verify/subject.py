@@ -97,7 +97,8 @@ class Subject:
             Untested: the stock layer itself does not do it.
         """
         run = evaluate or _evaluate
-        refused, broken = [], []
+        refused: list[str] = []
+        broken: list[str] = []
         got: dict[str, Measure | None] = {}
         want: dict[str, Measure | None] = {}
         for case in cases:

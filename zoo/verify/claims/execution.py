@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -100,7 +101,7 @@ _STATE: dict[str, Callable[[], Any]] = {
     "deterministic algorithms": torch.are_deterministic_algorithms_enabled,
     "number of threads": torch.get_num_threads,
     "TF32 in cuBLAS": lambda: torch.backends.cuda.matmul.allow_tf32,
-    "random state": lambda: torch.random.get_rng_state().sum().item(),
+    "random state": lambda: zlib.crc32(torch.random.get_rng_state().numpy().tobytes()),
 }
 
 

@@ -54,6 +54,7 @@ def vmapped(s: Subject) -> None:
 
 def per_sample(s: Subject) -> None:
     def run(layer: nn.Module, case: Case) -> Tensors:
+        assert case.cotangent is not None
         parameters = {name: p.detach() for name, p in layer.named_parameters()}
 
         def loss(weights: dict[str, Tensor], x: Tensor, cotangent: Tensor) -> Tensor:
@@ -67,8 +68,8 @@ def per_sample(s: Subject) -> None:
 
 def forward_mode(s: Subject) -> None:
     def run(layer: nn.Module, case: Case) -> Tensors:
-        _, tangent = torch.func.jvp(layer, (case.input,), (case.input.roll(1, 0),))
-        return {"tangent": tangent.detach()}
+        found = torch.func.jvp(layer, (case.input,), (case.input.roll(1, 0),))
+        return {"tangent": found[1].detach()}
 
     s.compare([Case("jvp", s.randn(64, 96), 48)], evaluate=run)
 
