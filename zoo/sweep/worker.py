@@ -27,6 +27,9 @@ Look = Callable[..., Any]
 START_LIMIT = 300.0
 """Seconds that a process may take to import everything."""
 
+LEAVE_LIMIT = 5.0
+"""Seconds that an idle process may take to end by itself."""
+
 
 class Ended(Exception):
     """The process gave no answer; the text says how it ended, ``step`` where it was."""
@@ -48,6 +51,7 @@ class Worker:
         self._context = multiprocessing.get_context("spawn")
         self._process: multiprocessing.process.BaseProcess | None = None
         self._connection: Connection | None = None
+        self._idle = False
         self._folder = tempfile.TemporaryDirectory(prefix="zoo-sweep-")
         self._said = Path(self._folder.name, "output.txt")
 
@@ -55,7 +59,7 @@ class Worker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop()
+        self._stop(idle=self._idle)
         self._folder.cleanup()
 
     def examine(self, task: Task, *, time_limit: float) -> SweepRow:
@@ -75,13 +79,15 @@ class Worker:
         step = "start"
         try:
             connection = self._started()
+            self._idle = False
             connection.send(task)
             step, begun = "build", time.monotonic()
             while connection.poll(max(0.0, begun + time_limit - time.monotonic())):
                 what, value = connection.recv()
                 if what == "row":
+                    self._idle = True
                     if not value.ok:
-                        self._stop()
+                        self._stop(idle=True)
                     return value
                 step = value
             message = f"not done after {time_limit:g} s"
@@ -118,13 +124,16 @@ class Worker:
             return f"its process was ended by {name}{memory}{last}"
         return f"its process ended with exit code {code}{last}"
 
-    def _stop(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.join()
+    def _stop(self, *, idle: bool = False) -> None:
         if self._connection is not None:
             self._connection.close()
+        if self._process is not None:
+            if idle:  # it ends by itself, and leaves no semaphore behind
+                self._process.join(LEAVE_LIMIT)
+            self._process.kill()
+            self._process.join()
         self._process = self._connection = None
+        self._idle = False
 
 
 def _serve(connection: Connection, said: str, look: Look | None) -> None:
