@@ -517,9 +517,27 @@ def _(input: Tensor, weight: Tensor) -> Tensor:
     return input.new_empty(*input.shape[:-1], weight.shape[0] + 1)  # one column too many
 
 
-@caught_by("export")
+@caught_by("opcheck")
 def lies_in_its_fake_kernel(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     output = _lying(input, weight)
+    return output if bias is None else output + bias
+
+
+@torch.library.custom_op("saboteurs::scaling", mutates_args=())
+def _scaling(input: Tensor, weight: Tensor) -> Tensor:
+    output = F.linear(input, weight)
+    input.mul_(1.001)  # which its schema does not say
+    return output
+
+
+@_scaling.register_fake
+def _(input: Tensor, weight: Tensor) -> Tensor:
+    return input.new_empty(*input.shape[:-1], weight.shape[0])
+
+
+@caught_by("opcheck")
+def lies_in_its_schema(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    output = _scaling(input.detach(), weight.detach()) + 0 * F.linear(input, weight)
     return output if bias is None else output + bias
 
 

@@ -12,7 +12,7 @@ from support.honest import LAYERS, REFUSED_BY_REFUSES, Refuses
 from support.saboteurs import CAUGHT_BY, DEADLY
 from zoo.layers import Linear
 from zoo.verify.claims import CLAIMS
-from zoo.verify.outcome import FAIL, PASS, REFUSED
+from zoo.verify.outcome import FAIL, PASS, REFUSED, UNTESTED
 from zoo.verify.running import chosen_claims, judge_claim
 from zoo.verify.subject import Subject
 
@@ -35,7 +35,7 @@ def test_a_saboteur_is_caught(layer: object, claim: str) -> None:
     assert verdict.status == FAIL, verdict
     assert verdict.reason
     # the claim, and not the saboteur, is what tells: the stock layer passes it
-    assert judge_claim(found, Subject(nn.Linear)).status == PASS
+    assert judge_claim(found, Subject(nn.Linear)).status in (PASS, UNTESTED)
 
 
 def test_every_claim_has_a_saboteur() -> None:
@@ -51,8 +51,11 @@ def test_an_honest_layer_is_not_flagged(layer: object) -> None:
         if claim.name in COMPILING and layer not in (Linear, Refuses):
             continue  # they take seconds each
         verdict = judge_claim(claim, Subject(layer), seed=1)
-        assert verdict.status == (REFUSED if claim.name in refusals else PASS), verdict
-        assert bool(verdict.reason) == (claim.name in refusals)
+        expected = REFUSED if claim.name in refusals else PASS
+        if claim.name == "opcheck" and layer is not Linear:
+            expected = UNTESTED  # they have no operators of their own
+        assert verdict.status == expected, verdict
+        assert bool(verdict.reason) == (expected != PASS)
 
 
 def test_values_of_honest_layers_pass_with_any_seed() -> None:

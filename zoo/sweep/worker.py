@@ -59,7 +59,7 @@ class Worker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop(idle=self._idle)
+        self._stop()
         self._folder.cleanup()
 
     def examine(self, task: Task, *, time_limit: float) -> SweepRow:
@@ -87,7 +87,7 @@ class Worker:
                 if what == "row":
                     self._idle = True
                     if not value.ok:
-                        self._stop(idle=True)
+                        self._stop()
                     return value
                 step = value
             message = f"not done after {time_limit:g} s"
@@ -124,11 +124,11 @@ class Worker:
             return f"its process was ended by {name}{memory}{last}"
         return f"its process ended with exit code {code}{last}"
 
-    def _stop(self, *, idle: bool = False) -> None:
+    def _stop(self) -> None:
         if self._connection is not None:
             self._connection.close()
         if self._process is not None:
-            if idle:  # it ends by itself, and leaves no semaphore behind
+            if self._idle:  # it ends by itself, and leaves no semaphore behind
                 self._process.join(LEAVE_LIMIT)
             self._process.kill()
             self._process.join()

@@ -6,12 +6,15 @@ what inductor makes of a graph is torch's.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
-from zoo.verify.outcome import Claim
+from zoo.verify.outcome import Broken, Claim, Untested
 from zoo.verify.subject import ALL, Case, Subject, Tensors
 
 __all__ = ["CLAIMS"]
@@ -39,6 +42,40 @@ def exported(s: Subject) -> None:
         return torch.export.export(layer, (s.randn(8, 96),), dynamic_shapes=({0: rows},)).module()
 
     s.compare([Case("(64, 96)->48, exported with 8 rows", s.randn(64, 96), 48)], transformed=transformed)
+
+
+def opchecked(s: Subject) -> None:
+    custom, _ = s.pair(96, 48)
+    with _Recorder() as recorder:
+        output = custom(s.randn(64, 96).requires_grad_())
+        with contextlib.suppress(Exception):  # a backward that there is not: other claims judge that
+            output.backward(s.cotangent(64, 48))
+    if not recorder.calls:
+        raise Untested("it calls no operators but torch's own")
+    for op, (args, kwargs) in recorder.calls.items():
+        try:
+            # Without gradients: an operator may get its backward from an autograd.Function around it.
+            torch.library.opcheck(op, args, kwargs, test_utils=_OPCHECKS)
+        except Exception as error:
+            text = " ".join(str(error.__cause__ or error).split())
+            raise Broken(f"{op}: {text}") from None
+
+
+_OPCHECKS = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+_TORCHS = ("aten", "prim", "prims", "profiler", "mkl", "mkldnn", "onednn", "c10d", "_c10d_functional", "inductor")
+
+
+class _Recorder(TorchDispatchMode):
+    """Keeps the arguments of the first call of each operator that is not torch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: dict[Any, tuple[Any, Any]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace not in _TORCHS and func not in self.calls:
+            self.calls[func] = tree_map_only(Tensor, lambda t: t.detach().clone(), (args, kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
 
 def vmapped(s: Subject) -> None:
@@ -78,6 +115,7 @@ CLAIMS = (
     Claim("compile", "compiles as one graph, forward and backward", compiled),
     Claim("compile-dynamic", "compiles as one graph for any number of rows", compiled_dynamic),
     Claim("export", "torch.export takes it, with a dynamic number of rows", exported),
+    Claim("opcheck", "its own operators keep to their schema, and their fake kernels tell the truth", opchecked),
     Claim("vmap", "torch.func.vmap over any dimension", vmapped),
     Claim("per-sample-gradients", "torch.func: vmap of grad of functional_call", per_sample),
     Claim("forward-mode", "torch.func.jvp", forward_mode),
