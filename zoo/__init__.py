@@ -18,6 +18,7 @@ from zoo.registry import list_models, register_model
 from zoo.report import CheckFailed
 from zoo.state_dict import StateDictReport, check_state_dict
 from zoo.swap import SwapReport, patch, unpatch
+from zoo.verify import VerifyReport, verify
 from zoo.version import __version__
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "ParityReport",
     "StateDictReport",
     "SwapReport",
+    "VerifyReport",
     "__version__",
     "check_state_dict",
     "coverage",
@@ -43,4 +45,5 @@ __all__ = [
     "register_model",
     "save_checkpoint",
     "unpatch",
+    "verify",
 ]

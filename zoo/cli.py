@@ -1,4 +1,4 @@
-"""The command line: ``zoo list | info | check | parity | sweep | bench | demo | doctor``.
+"""The command line: ``zoo list | info | check | parity | verify | sweep | bench | demo | doctor``.
 
 Here are the arguments alone. What a command does is in :mod:`zoo.commands`, :mod:`zoo.demo` and :mod:`zoo.doctor`,
 imported when the command runs: torch takes seconds to import, and ``zoo --help`` has no need of it.
@@ -375,6 +375,47 @@ def bench_model(
             seed=seed,
             json=json,
             plot_to=plot,
+        )
+
+    deliver(work, as_json=json == "-")
+
+
+@app.command(cls=WithJson)
+def verify(
+    target: Annotated[
+        str,
+        typer.Argument(metavar="TARGET", help="module:Name of a class or function, or a registered layer's name."),
+    ],
+    kind: Annotated[str, typer.Option(metavar="KIND", help="Of layer.")] = "linear",
+    claim: Annotated[
+        list[str] | None,
+        typer.Option("--claim", metavar="GLOB", help="Claims by name, as 'gradients*'; repeatable. All, unless told."),
+    ] = None,
+    device: Annotated[str, typer.Option(metavar="DEVICE", help="cpu, cuda or cuda:N.")] = "cpu",
+    seed: Annotated[int, typer.Option(help="Of weights and inputs.")] = 0,
+    time_limit: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="For one claim.")] = 120,
+    memory_limit: Annotated[str, typer.Option(metavar="GiB|none", help="What a worker on the CPU may allocate.")] = "8",
+    json: JsonTo = None,
+) -> None:
+    """Judge a layer claim by claim: pass, fail, refused (a clear error) or untested (why).
+
+    Values and gradients are judged by their error against float64, relative to the stock layer's own. Each claim is
+    checked in a worker process with limits, so that a hang or a crash costs that claim alone. Modules are looked for
+    in the current folder too. Fails where a claim fails, or the values were not judged right.
+    """
+
+    def work() -> Report:
+        from zoo.commands.verify import run
+
+        return run(
+            target,
+            kind=kind,
+            claims=claim or (),
+            device=device,
+            seed=seed,
+            time_limit=time_limit,
+            memory_limit=memory_limit,
+            json=json,
         )
 
     deliver(work, as_json=json == "-")

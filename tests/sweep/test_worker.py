@@ -36,6 +36,13 @@ def test_a_bad_model_costs_only_itself(capfd: pytest.CaptureFixture[str]) -> Non
     assert capfd.readouterr() == ("", "")  # what libraries say there disturbs nothing
 
 
+def test_an_idle_process_ends_by_itself() -> None:
+    with Worker(behave) as worker:
+        assert worker.examine(Task("one"), time_limit=60.0).ok
+        process = worker._process
+    assert process is not None and process.exitcode == 0
+
+
 def test_after_a_failure_the_process_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that failed may leave anything behind."""
     row, stopped = failed(Task("one"), None), []

@@ -15,7 +15,7 @@ from zoo.commands.output import progress
 from zoo.preparing import choose_device
 from zoo.report import Report
 
-__all__ = ["json_file", "linear", "model"]
+__all__ = ["json_file", "linear", "model", "write_report"]
 
 _R = TypeVar("_R", LinearReport, ModelReport)
 
@@ -130,16 +130,17 @@ def _run(work: Callable[..., _R], json: str | None, plot_to: str | None) -> _R:
                 bar.advance(task)
 
         # A run that is cut off leaves what it had measured.
-        keep = (lambda report: _write(report, file)) if file is not None else None
+        keep = (lambda report: write_report(report, file)) if file is not None else None
         report = work(progress=track, checkpoint=keep)
     if file is not None:
-        _write(report, file)
+        write_report(report, file)
     if picture is not None:
         plot(report, picture)
     return report
 
 
-def _write(report: Report, file: Path) -> None:
+def write_report(report: Report, file: Path) -> None:
+    """Write a report as JSON in one step, so that the file is whole at any time."""
     beside = file.with_name(f".{file.name}.part")
     beside.write_text(report.to_json() + "\n", encoding="utf-8")
     os.replace(beside, file)

@@ -15,16 +15,28 @@ import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from zoo.sweep.rows import Failure, SweepRow, Task, failed
 
-__all__ = ["Worker"]
+__all__ = ["Ended", "Worker"]
 
-Look = Callable[..., SweepRow]
-"""``look(task, note=...)``, where ``note`` is to be told each step."""
+Look = Callable[..., Any]
+"""``look(task, note=...)``, where ``note`` is to be told each step; its answer has the property ``ok``."""
 
 START_LIMIT = 300.0
 """Seconds that a process may take to import everything."""
+
+LEAVE_LIMIT = 5.0
+"""Seconds that an idle process may take to end by itself."""
+
+
+class Ended(Exception):
+    """The process gave no answer; the text says how it ended, ``step`` where it was."""
+
+    def __init__(self, step: str, message: str) -> None:
+        super().__init__(message)
+        self.step = step
 
 
 class Worker:
@@ -39,6 +51,7 @@ class Worker:
         self._context = multiprocessing.get_context("spawn")
         self._process: multiprocessing.process.BaseProcess | None = None
         self._connection: Connection | None = None
+        self._idle = False
         self._folder = tempfile.TemporaryDirectory(prefix="zoo-sweep-")
         self._said = Path(self._folder.name, "output.txt")
 
@@ -51,15 +64,28 @@ class Worker:
 
     def examine(self, task: Task, *, time_limit: float) -> SweepRow:
         """The row of a model. One that outlasts ``time_limit``, in seconds, or ends the process, has failed."""
-        step, begun = "start", time.monotonic()
-        seconds: dict[str, float] = {}
+        begun = time.monotonic()
+        try:
+            return self.ask(task, time_limit=time_limit)
+        except Ended as end:
+            return failed(task, Failure(end.step, str(end)), {"in all": time.monotonic() - begun})
+
+    def ask(self, task: Any, *, time_limit: float) -> Any:
+        """What ``look`` makes of a task; it has the property ``ok``.
+
+        Raises:
+            Ended: nothing came within ``time_limit``, in seconds, or the process ended.
+        """
+        step = "start"
         try:
             connection = self._started()
+            self._idle = False
             connection.send(task)
             step, begun = "build", time.monotonic()
             while connection.poll(max(0.0, begun + time_limit - time.monotonic())):
                 what, value = connection.recv()
                 if what == "row":
+                    self._idle = True
                     if not value.ok:
                         self._stop()
                     return value
@@ -68,8 +94,7 @@ class Worker:
         except (EOFError, BrokenPipeError, ConnectionResetError):
             message = self._how_it_ended()
         self._stop()
-        seconds["in all"] = time.monotonic() - begun
-        return failed(task, Failure(step, message), seconds)
+        raise Ended(step, message)
 
     def _started(self) -> Connection:
         if self._process is not None and not self._process.is_alive():  # it died idle: not this model's fault
@@ -100,12 +125,15 @@ class Worker:
         return f"its process ended with exit code {code}{last}"
 
     def _stop(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.join()
         if self._connection is not None:
             self._connection.close()
+        if self._process is not None:
+            if self._idle:  # it ends by itself, and leaves no semaphore behind
+                self._process.join(LEAVE_LIMIT)
+            self._process.kill()
+            self._process.join()
         self._process = self._connection = None
+        self._idle = False
 
 
 def _serve(connection: Connection, said: str, look: Look | None) -> None:

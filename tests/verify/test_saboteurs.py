@@ -1,0 +1,67 @@
+"""The test of the tests: each saboteur is caught by the claim named for it, and no honest layer is flagged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from support.honest import LAYERS, REFUSED_BY_REFUSES, Refuses
+from support.saboteurs import CAUGHT_BY, DEADLY
+from zoo.layers import Linear
+from zoo.verify.claims import CLAIMS
+from zoo.verify.outcome import FAIL, PASS, REFUSED, UNTESTED
+from zoo.verify.running import chosen_claims, judge_claim
+from zoo.verify.subject import Subject
+
+COMPILING = ("compile", "compile-dynamic", "export")
+
+
+@pytest.fixture(autouse=True)
+def _precision_as_before() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize(
+    ("layer", "claim"), [pytest.param(*item, id=f"{item[0].__name__}-{item[1]}") for item in CAUGHT_BY.items()]
+)
+def test_a_saboteur_is_caught(layer: object, claim: str) -> None:
+    (found,) = [c for c in chosen_claims(claim) if c.name == claim]
+    verdict = judge_claim(found, Subject(layer))
+    assert verdict.status == FAIL, verdict
+    assert verdict.reason
+    # the claim, and not the saboteur, is what tells: the stock layer passes it
+    assert judge_claim(found, Subject(nn.Linear)).status in (PASS, UNTESTED)
+
+
+def test_every_claim_has_a_saboteur() -> None:
+    # what breaks these breaks "compile", "vmap" and "values" as well
+    without = {"compile-dynamic", "per-sample-gradients", "float32"}
+    assert {claim.name for claim in CLAIMS} - set(CAUGHT_BY.values()) - set(DEADLY.values()) == without
+
+
+@pytest.mark.parametrize("layer", [*LAYERS, Linear], ids=lambda layer: layer.__qualname__)
+def test_an_honest_layer_is_not_flagged(layer: object) -> None:
+    refusals = REFUSED_BY_REFUSES if layer is Refuses else set()
+    for claim in chosen_claims():
+        if claim.name in COMPILING and layer not in (Linear, Refuses):
+            continue  # they take seconds each
+        verdict = judge_claim(claim, Subject(layer), seed=1)
+        expected = REFUSED if claim.name in refusals else PASS
+        if claim.name == "opcheck" and layer is not Linear:
+            expected = UNTESTED  # they have no operators of their own
+        assert verdict.status == expected, verdict
+        assert bool(verdict.reason) == (expected != PASS)
+
+
+def test_values_of_honest_layers_pass_with_any_seed() -> None:
+    names = ("values", "edge-shapes", "gradients", "gradients-singly", "float64", "bfloat16", "autocast", "training")
+    for seed in range(2, 4):
+        for layer in (*LAYERS, Linear):
+            for claim in chosen_claims(names):
+                verdict = judge_claim(claim, Subject(layer), seed=seed)
+                assert verdict.status in (PASS, REFUSED), (seed, layer, verdict)

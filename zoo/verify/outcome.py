@@ -1,0 +1,89 @@
+"""What a claim is, how its check ends, and the verdict that comes of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from zoo.verify.subject import Subject
+
+__all__ = ["FAIL", "PASS", "REFUSED", "UNTESTED", "Broken", "Claim", "Refused", "Untested", "Verdict", "outcome_of"]
+
+PASS, FAIL, REFUSED, UNTESTED = "pass", "fail", "refused", "untested"
+
+
+class Broken(Exception):
+    """The claim does not hold; the text says how."""
+
+
+class Refused(Exception):
+    """The layer said clearly that it does not do this; the text is what it said."""
+
+
+class Untested(Exception):
+    """The claim cannot be judged here; the text says why."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One thing that a layer is expected to do."""
+
+    name: str
+    says: str
+    """What is claimed, in plain words."""
+    check: Callable[[Subject], None]
+    """Returns if the claim holds; raises :class:`Broken`, :class:`Untested`, or what the layer raised."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one claim."""
+
+    claim: str
+    says: str
+    status: str
+    """"pass", "fail", "refused" (a clear error), or "untested"."""
+    reason: str = ""
+    """Why it did not pass."""
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is known to be wrong."""
+        return self.status != FAIL
+
+
+_CLEAR = re.compile(
+    r"not (yet )?(implemented|supported)|unsupported|once_differentiable|expected .*\bgot\b|got .*\bexpected\b"
+    r"|setup_context|generate_vmap_rule|override the (jvp|vmap)",
+    re.I | re.S,
+)
+_INTERNAL = ("torch._dynamo", "torch._inductor", "torch.fx", "torch._export", "torch.export")
+
+
+def outcome_of(error: Exception) -> tuple[str, str]:
+    """The status and reason of an exception that a check ended with.
+
+    A refusal is an error that a reader understands without the source: NotImplementedError, ValueError or TypeError
+    with a text, or a RuntimeError that says what is not supported, or what was expected and got. All else, such as an
+    IndexError, a failed assertion or an error of torch.compile's own, is a failure.
+    """
+    text = " ".join(str(error).split())
+    text = text if len(text) <= 300 else text[:297] + "..."
+    if isinstance(error, Broken):
+        return FAIL, text
+    if isinstance(error, Refused):
+        return REFUSED, text
+    if isinstance(error, Untested):
+        return UNTESTED, text
+    kind = type(error)
+    clear = bool(text) and not kind.__module__.startswith(_INTERNAL)
+    if clear and (
+        isinstance(error, (NotImplementedError, ValueError, TypeError))
+        or (isinstance(error, RuntimeError) and _CLEAR.search(text))
+    ):
+        return REFUSED, f"{kind.__name__}: {text}"
+    return FAIL, f"{kind.__name__}: {text}" if text else f"{kind.__name__} without a text"

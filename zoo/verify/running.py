@@ -1,0 +1,220 @@
+"""Judges the claims one by one, in this process or in a worker process with limits."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import pickle
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+
+from zoo.bench.machine import examine as examine_machine
+from zoo.layers.registry import kind_of
+from zoo.sweep.worker import Ended, Worker
+from zoo.verify.claims import CLAIMS
+from zoo.verify.outcome import FAIL, PASS, UNTESTED, Claim, Verdict, outcome_of
+from zoo.verify.report import VerifyReport
+from zoo.verify.subject import Subject
+from zoo.verify.target import Source, name_of, resolve, source_of
+
+__all__ = ["MEMORY_LIMIT", "TIME_LIMIT", "Found", "Task", "chosen_claims", "judge_claim", "look", "verify"]
+
+TIME_LIMIT = 120.0
+MEMORY_LIMIT = 8 * 2**30
+BUILD = "build"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the worker is asked: the verdict on a claim, or with none where the layer's source is."""
+
+    target: Any
+    kind: str
+    claim: str | None
+    device: str
+    seed: int
+    memory_limit: int | None
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where a target's source is; or why there is no such target."""
+
+    source: Source
+    refusal: str = ""
+    ok: bool = True
+
+
+class Judge(Protocol):
+    """Answers a task, in this process or in another."""
+
+    def __call__(self, task: Task) -> Any: ...
+
+
+def verify(
+    target: Any,
+    *,
+    kind: str = "linear",
+    device: str | torch.device | None = None,
+    claims: str | Iterable[str] = "*",
+    seed: int = 0,
+    isolate: bool = True,
+    time_limit: float = TIME_LIMIT,
+    memory_limit: int | None = MEMORY_LIMIT,
+    command: str | None = None,
+    progress: Callable[[Sequence[str]], Iterable[str]] = iter,
+    checkpoint: Callable[[VerifyReport], object] | None = None,
+) -> VerifyReport:
+    """Judge every claim about a layer: pass, fail, refused (a clear error) or untested (why).
+
+    Values are judged by :mod:`zoo.judging`: by error against float64, relative to the stock layer's own.
+
+    Args:
+        target: "module:Name", the name of a registered layer, a class that is built as the stock layer is, or a
+            function of (input, weight, bias).
+        kind: "linear".
+        device: where to run; the CPU unless told.
+        claims: globs over the names of claims.
+        seed: of weights and inputs; each claim has a stream of its own, so that one alone gives the same values.
+        isolate: judge each claim in a worker process, so that a hang, a crash or an exit costs that claim alone. The
+            worker is spawned: a script calls this under ``if __name__ == "__main__"``, and a class or function must be
+            importable by its name. Without, nothing limits what the layer does.
+        time_limit: seconds for one claim, if isolated.
+        memory_limit: bytes that a worker on the CPU may allocate, or None.
+        command: what the report says was asked for.
+        progress: wraps the sequence of claims that is gone through.
+        checkpoint: called with the report so far after each claim.
+
+    Raises:
+        ValueError: an unknown kind, target or claim; a target that cannot be sent to the worker.
+    """
+    kind_of(kind)
+    chosen = chosen_claims(claims)
+    where = torch.device(device or "cpu")
+    if not time_limit > 0:
+        raise ValueError(f"time_limit={time_limit!r}: expected more than 0 seconds")
+    with contextlib.ExitStack() as stack:
+        judge = stack.enter_context(_isolated(target, time_limit)) if isolate else look
+        task = Task(target, kind, None, str(where), seed, memory_limit if isolate and where.type == "cpu" else None)
+        found = judge(task)
+        if isinstance(found, Found) and found.refusal:
+            raise ValueError(found.refusal)
+        source = found.source if isinstance(found, Found) else Source(None, None)
+        verdicts = [] if isinstance(found, Found) else [found]
+        report = VerifyReport(
+            name_of(target),
+            kind,
+            source.source_file,
+            source.source_sha256,
+            examine_machine(where),
+            seed,
+            command or f"zoo.verify({name_of(target)!r}, kind={kind!r}, device={str(where)!r}, seed={seed})",
+            tuple(verdicts),
+            complete=False,
+        )
+        by_name = {claim.name: claim for claim in chosen}
+        for name in progress([name for name in by_name if not any(v.claim == name for v in verdicts)]):
+            if any(v.claim == BUILD and v.status != PASS for v in verdicts):
+                verdicts.append(_verdict(by_name[name], UNTESTED, "the layer could not be built"))
+            else:
+                verdicts.append(judge(replace(task, claim=name)))
+            if checkpoint is not None:
+                checkpoint(replace(report, verdicts=_padded(verdicts, chosen)))
+    return replace(report, verdicts=tuple(verdicts), complete=True)
+
+
+def chosen_claims(globs: str | Iterable[str] = "*") -> list[Claim]:
+    """The claims that match any of the globs, in the table's order, and ``build`` before all.
+
+    ValueError for a glob that matches none.
+    """
+    globs = [globs] if isinstance(globs, str) else list(globs)
+    for glob in globs:
+        if not any(fnmatch.fnmatchcase(claim.name, glob) for claim in _TABLE):
+            raise ValueError(f"no claim matches {glob!r}; there are {', '.join(claim.name for claim in _TABLE)}")
+    return [c for c in _TABLE if c.name == BUILD or any(fnmatch.fnmatchcase(c.name, glob) for glob in globs)]
+
+
+def look(task: Task, note: Callable[[str], object] = lambda step: None) -> Verdict | Found:
+    """Answer a task here."""
+    if task.memory_limit is not None:
+        _limit_memory(task.memory_limit)
+    if task.claim is None:
+        try:
+            return Found(source_of(resolve(task.target, task.kind)))
+        except ValueError as error:
+            return Found(Source(None, None), refusal=str(error))
+        except Exception as error:  # of the module that defines it
+            return _verdict(_BUILD, FAIL, f"it could not be imported: {type(error).__name__}: {error}")
+    claim = next(c for c in _TABLE if c.name == task.claim)
+    note(claim.name)
+    return judge_claim(claim, Subject(resolve(task.target, task.kind), torch.device(task.device)), seed=task.seed)
+
+
+def judge_claim(claim: Claim, subject: Subject, *, seed: int = 0) -> Verdict:
+    """The verdict on one claim about a layer, in this process; torch's random state comes back as it was."""
+    begun = time.monotonic()
+    with torch.random.fork_rng(devices=[] if subject.device.type == "cpu" else None):
+        torch.manual_seed(zlib.crc32(f"{seed} {claim.name}".encode()))
+        try:
+            claim.check(subject)
+            status, reason = PASS, ""
+        except Exception as error:
+            status, reason = outcome_of(error)
+    return _verdict(claim, status, reason, time.monotonic() - begun)
+
+
+def _build(s: Subject) -> None:
+    for bias in (True, False):
+        s.pair(96, 48, bias=bias)
+
+
+_BUILD = Claim(BUILD, "it is built as the stock layer is, and takes its state dict", _build)
+_TABLE: tuple[Claim, ...] = (_BUILD, *CLAIMS)
+
+
+@contextlib.contextmanager
+def _isolated(target: Any, time_limit: float) -> Iterator[Judge]:
+    if not isinstance(target, str):
+        try:
+            pickle.dumps(target)
+        except Exception as error:
+            raise ValueError(
+                f"target {name_of(target)}: it cannot be sent to a worker process ({error}); "
+                "define it at a module's top level, or pass isolate=False"
+            ) from None
+    with Worker(look) as worker:
+
+        def judge(task: Task) -> Any:
+            begun = time.monotonic()
+            try:
+                return worker.ask(task, time_limit=time_limit)
+            except Ended as error:
+                claim = next((c for c in _TABLE if c.name == task.claim), _BUILD)
+                return _verdict(claim, FAIL, str(error), time.monotonic() - begun)
+
+        yield judge
+
+
+def _verdict(claim: Claim, status: str, reason: str = "", seconds: float = 0.0) -> Verdict:
+    return Verdict(claim.name, claim.says, status, reason, seconds)
+
+
+def _padded(verdicts: Sequence[Verdict], chosen: Sequence[Claim]) -> tuple[Verdict, ...]:
+    reached = {verdict.claim for verdict in verdicts}
+    return (*verdicts, *(_verdict(c, UNTESTED, "not reached") for c in chosen if c.name not in reached))
+
+
+def _limit_memory(limit: int) -> None:
+    """Allocations beyond the limit fail. Not for CUDA, which reserves address space by the hundred gigabytes."""
+    if sys.platform == "linux":
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit if hard < 0 else min(limit, hard), hard))

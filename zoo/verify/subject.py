@@ -1,0 +1,213 @@
+"""The layer under test beside the stock layer, and how both are run and compared.
+
+The rule is that of :mod:`zoo.judging`: the error against float64 may be about as large as the stock layer's own.
+Cotangents are exactly representable in every dtype, so that rounding them tells nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zoo.judging import Entry, Measure, judge, measure
+from zoo.verify.outcome import REFUSED, Broken, Refused, Untested, outcome_of
+from zoo.verify.target import build
+
+__all__ = ["ALL", "Case", "Subject", "evaluate", "judged", "saying"]
+
+ALL = ("input", "weight", "bias")
+FLOAT64_SLACK = 4.0  # as zoo.parity allows where the models are float64 themselves
+
+Tensors = Mapping[str, "Tensor | None"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One input, and what is asked of the layer with it."""
+
+    name: str
+    input: Tensor
+    """(*, in_features), with the strides that the layer shall see."""
+    out_features: int = 96
+    bias: bool = True
+    gradients: tuple[str, ...] = ()
+    """Of which of :data:`ALL` gradients are asked for, all at once; none: a forward without grad."""
+    cotangent: Tensor | None = None
+    """(*, out_features); a random one unless given."""
+    weight_scale: float = 1.0
+
+
+Evaluate = Callable[[nn.Module, Case], Tensors]
+
+
+@dataclass
+class Subject:
+    """A layer under test."""
+
+    layer: Any
+    """A class, or a function of (input, weight, bias)."""
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    dtype: torch.dtype = torch.float32
+
+    def pair(self, in_features: int, out_features: int, *, bias: bool = True) -> tuple[nn.Module, nn.Linear]:
+        """The layer and the stock layer, with equal weights."""
+        stock = nn.Linear(in_features, out_features, bias=bias, device=self.device, dtype=self.dtype)
+        custom = build(self.layer, in_features, out_features, bias=bias, device=self.device, dtype=self.dtype)
+        custom.load_state_dict(stock.state_dict())
+        return custom, stock
+
+    def of(self, dtype: torch.dtype) -> Subject:
+        """The same layer in another dtype."""
+        return replace(self, dtype=dtype)
+
+    def randn(self, *shape: int) -> Tensor:
+        """Normally distributed values."""
+        return torch.randn(shape, device=self.device, dtype=torch.float32).to(self.dtype)
+
+    def cotangent(self, *shape: int) -> Tensor:
+        """Normally distributed values that every dtype holds exactly."""
+        return torch.randn(shape, device=self.device).bfloat16().to(self.dtype)
+
+    def compare(
+        self,
+        cases: Iterable[Case],
+        *,
+        evaluate: Evaluate | None = None,
+        exactly: Evaluate | None = None,
+        transformed: Callable[[nn.Module], nn.Module] = lambda layer: layer,
+        around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> None:
+        """Run the layer, the stock layer and its float64 copy on every case, and judge all tensors together.
+
+        Args:
+            evaluate: what is run, :func:`evaluate` unless told; ``exactly`` for the float64 copy, if it differs.
+            transformed: what is made of both layers first, as a compiled one. Never of the float64 copy.
+            around: a context for both, as autocast. Never for the float64 copy.
+
+        Raises:
+            Broken: a tensor is wrong, or a case ended with an error that is no refusal.
+            Refused: the layer refused a case, and was right in the others.
+            Untested: the stock layer itself does not do it.
+        """
+        run = evaluate or _evaluate
+        refused: list[str] = []
+        broken: list[str] = []
+        got: dict[str, Measure | None] = {}
+        want: dict[str, Measure | None] = {}
+        for case in cases:
+            whole = self._with_cotangent(case)
+            custom, stock = self.pair(case.input.shape[-1], case.out_features, bias=case.bias)
+            for layer in (custom, stock):
+                _scale(layer, case.weight_scale)
+            exact = (exactly or run)(copy.deepcopy(stock).double(), _double(whole))
+            try:
+                with around():
+                    stocks = run(transformed(stock), whole)
+            except Exception as error:
+                raise Untested(f"{case.name}: the stock layer itself raised {type(error).__name__}: {error}") from None
+            try:
+                with around():
+                    values = run(transformed(custom), whole)
+            except Exception as error:
+                status, reason = outcome_of(error)
+                (refused if status == REFUSED else broken).append(f"{case.name}: {reason}")
+                continue
+            got.update(_measures(case.name, values, exact))
+            want.update(_measures(case.name, stocks, exact, least=self._single(run, whole, stock)))
+        broken += [saying(entry) for entry in judge("value", got, want) if not entry.ok]
+        if broken:
+            raise Broken(_some(broken))
+        if refused:
+            raise Refused(_some(refused))
+
+    def _single(self, run: Evaluate, whole: Case, stock: nn.Module) -> Tensors | None:
+        # In float64 the reference is no more exact than the layer: the stock's float32 copy shows its error.
+        if self.dtype != torch.float64:
+            return None
+        return run(copy.deepcopy(stock).float(), _cast(whole, torch.float32))
+
+    def _with_cotangent(self, case: Case) -> Case:
+        if case.cotangent is not None or not case.gradients:
+            return case
+        return replace(case, cotangent=self.cotangent(*case.input.shape[:-1], case.out_features))
+
+
+def evaluate(layer: nn.Module, case: Case) -> Tensors:
+    """The output, and the gradients that the case asks for, by name. None for a gradient that does not come."""
+    parameters = {name.rpartition(".")[2]: p for name, p in layer.named_parameters()}
+    for name, parameter in parameters.items():
+        parameter.requires_grad_(name in case.gradients)
+    x = case.input.detach()
+    if not case.gradients:
+        with torch.no_grad():
+            return {"output": layer(x)}
+    leaves = {"input": x.requires_grad_("input" in case.gradients), **parameters}
+    asked = [name for name in case.gradients if name in leaves]
+    output = layer(x)
+    assert case.cotangent is not None
+    grads = torch.autograd.grad(
+        output, [leaves[name] for name in asked], case.cotangent.to(output.dtype), allow_unused=True
+    )
+    return {"output": output.detach(), **dict(zip(asked, grads, strict=True))}
+
+
+_evaluate = evaluate
+
+
+def judged(got: Tensors, stock: Tensors, exact: Tensors) -> None:
+    """Judge tensors that were computed by other means. Raises :class:`Broken`."""
+    entries = judge("value", _measures("", got, exact), _measures("", stock, exact))
+    broken = [saying(entry) for entry in entries if not entry.ok]
+    if broken:
+        raise Broken(_some(broken))
+
+
+def saying(entry: Entry) -> str:
+    """A tensor that is wrong, in a line."""
+    stock = "" if math.isnan(entry.reference_error) else f" (the stock layer's is {entry.reference_error:.1e})"
+    return f"{entry.name}: {entry.reason}{stock}"
+
+
+def _measures(case: str, values: Tensors, exact: Tensors, least: Tensors | None = None) -> dict[str, Measure | None]:
+    measures: dict[str, Measure | None] = {}
+    for name in values.keys() | exact.keys():
+        value, right = values.get(name), exact.get(name)
+        key = f"{case} {name}".strip()
+        if value is None or right is None:
+            measures[key] = None if value is None else measure(value, value.double())
+            continue
+        found = measure(value, right)
+        low = None if least is None else least.get(name)
+        if low is not None:
+            scale = FLOAT64_SLACK * torch.finfo(torch.float64).eps / torch.finfo(low.dtype).eps
+            found = found.at_least(measure(low, right).scaled(scale, found.dtype))
+        measures[key] = found
+    return dict(sorted(measures.items()))
+
+
+def _some(reasons: Sequence[str]) -> str:
+    more = f"; and {len(reasons) - 2} more" if len(reasons) > 2 else ""
+    return "; ".join(reasons[:2]) + more
+
+
+def _scale(layer: nn.Module, factor: float) -> None:
+    if factor != 1.0:
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter.mul_(factor)
+
+
+def _double(case: Case) -> Case:
+    return _cast(case, torch.float64)
+
+
+def _cast(case: Case, dtype: torch.dtype) -> Case:
+    cotangent = None if case.cotangent is None else case.cotangent.to(dtype)
+    return replace(case, input=case.input.detach().to(dtype), cotangent=cotangent)
