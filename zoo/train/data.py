@@ -22,7 +22,7 @@ from zoo.preparing import channels_of, input_side, resized, transform_for
 from zoo.train.config import TrainConfig
 from zoo.train.randomness import seeded
 
-__all__ = ["Batch", "Images", "Source", "open_data", "test_batches", "training_batches"]
+__all__ = ["Batch", "Images", "Source", "batches_to_test", "open_data", "training_batches"]
 
 Key = tuple[int, int]
 
@@ -81,7 +81,7 @@ def training_batches(images: Images, config: TrainConfig, *, start: int, steps_p
     return _loader(images, _Order(images, config, start, steps_per_epoch), config)
 
 
-def test_batches(images: Images, config: TrainConfig) -> Iterable[tuple[Tensor, Tensor]]:
+def batches_to_test(images: Images, config: TrainConfig) -> Iterable[tuple[Tensor, Tensor]]:
     """All images once, in their order. ValueError, naming the file, for one that cannot be read."""
     order = [[(0, index) for index in batch] for batch in BatchSampler(range(len(images)), config.batch_size, False)]
     for batch in _loader(images, order, config):

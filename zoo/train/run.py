@@ -26,7 +26,7 @@ from zoo.naming import unknown_name
 from zoo.preparing import choose_device
 from zoo.train import checkpoints
 from zoo.train.config import TrainConfig, differences, read_config, write_config
-from zoo.train.data import Batch, Images, Source, open_data, test_batches, training_batches
+from zoo.train.data import Batch, Images, Source, batches_to_test, open_data, training_batches
 from zoo.train.log import Log
 from zoo.train.randomness import rng_state, seed_all, set_rng_state
 from zoo.train.report import TrainReport
@@ -275,7 +275,7 @@ class _Run:
     def _end_epoch(self) -> None:
         self.epoch_mean = float(self.epoch_loss) / self.steps_per_epoch
         self.epoch_loss.zero_()
-        batches = ((self._here(images), labels) for images, labels in test_batches(self.tests, self.config))
+        batches = ((self._here(images), labels) for images, labels in batches_to_test(self.tests, self.config))
         models = {"accuracy": self.model} if self.ema is None else {"accuracy": self.shown, "raw": self.model}
         with self._autocast():
             found = top1(models, batches, device=self.device)
@@ -358,7 +358,7 @@ def _steps_per_epoch(config: TrainConfig, images: Images) -> int:
 
 
 def _optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
-    known: list[str] = list_optimizers()
+    known = [str(name) for name in list_optimizers()]
     if config.optimizer not in known:
         raise unknown_name("optimizer", config.optimizer, known)
     fields = {name: getattr(config, name) for name in ("lr", "weight_decay", "momentum")}
