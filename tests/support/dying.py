@@ -15,9 +15,7 @@ from zoo.train import TrainConfig, train
 
 SERVER = multiprocessing.get_context("forkserver")
 """Its children are copies of a process that has imported all this, so that each begins in milliseconds."""
-SERVER.set_forkserver_preload(
-    ["support.dying", "pytest", "sklearn.datasets", "sklearn.model_selection", "torch._dynamo"]
-)
+SERVER.set_forkserver_preload(["zoo.train", "pytest", "sklearn.datasets", "sklearn.model_selection", "torch._dynamo"])
 
 
 def process(config: TrainConfig, folder: Path, at: str = "end", count: int = 0) -> Any:

@@ -109,13 +109,13 @@ def test_killed_twenty_times(whole: Path, tmp_path: Path) -> None:
         deaths += code == -signal.SIGKILL
         reached.append(len(lines(folder)) if (folder / "log.jsonl").exists() else 0)
     assert deaths >= DEATHS * 0.9
-    assert reached[-1] > 0  # it got somewhere between its deaths
+    assert len(set(reached)) >= 5  # it got on between its deaths
     assert killed(STATEFUL, folder, "end", 0) == 0
     assert_same_run(folder, whole)
     assert not [path for path in folder.rglob(".*") if path.suffix == ".tmp"]
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 5])
+@pytest.mark.parametrize("count", range(1, 7))
 def test_killed_before_each_of_the_first_files(whole: Path, tmp_path: Path, count: int) -> None:
     """config.toml, log.jsonl, then checkpoints and best.safetensors: each is there whole or not at all."""
     assert killed(STATEFUL, tmp_path / "run", "before", count) == -signal.SIGKILL

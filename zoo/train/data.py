@@ -119,7 +119,6 @@ def _loader(images: Images, order: Iterable[list[Key]], config: TrainConfig) -> 
         num_workers=config.workers,
         collate_fn=_as_it_is,
         generator=own,
-        pin_memory=False,
     )
 
 

@@ -129,8 +129,7 @@ class _Run:
         self.step = 0
         self.loss = torch.zeros((), device=device)  # summed since the last line of the log
         self.counted = 0
-        self.epoch_loss = torch.zeros((), device=device)
-        self.epoch_mean = math.nan
+        self.epoch_sum, self.epoch_mean = 0.0, math.nan
         self.accuracy, self.best, self.best_step = math.nan, -1.0, 0
         self.corrupt = 0
         seed_all(config.seed)  # stock and custom begin alike, whatever their builders drew
@@ -145,7 +144,7 @@ class _Run:
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "scaler": self.scaler.state_dict(),
             "rng": rng_state(self.device),
-            "losses": (self.loss, self.counted, self.epoch_loss, self.epoch_mean),
+            "losses": (self.loss, self.counted, self.epoch_sum, self.epoch_mean),
             "accuracies": (self.accuracy, self.best, self.best_step),
         }
 
@@ -157,8 +156,8 @@ class _Run:
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
         self.scaler.load_state_dict(state["scaler"])
-        self.loss, self.counted, self.epoch_loss, self.epoch_mean = state["losses"]
-        self.loss, self.epoch_loss = self.loss.to(self.device), self.epoch_loss.to(self.device)
+        self.loss, self.counted, self.epoch_sum, self.epoch_mean = state["losses"]
+        self.loss = self.loss.to(self.device)
         self.accuracy, self.best, self.best_step = state["accuracies"]
         self.step = state["step"]
         set_rng_state(state["rng"], self.device)
@@ -168,6 +167,7 @@ class _Run:
     def finish(self, *, resumed_from: int | None) -> TrainReport:
         self.log = Log(self.folder / "log.jsonl", keep=self.step)
         self._log_start(resumed_from)
+        self.model.train()
         first, seconds = self.step, 0.0
         started = marked = time.perf_counter()
         marked_step = self.step
@@ -233,15 +233,15 @@ class _Run:
                 group = []
 
     def _update(self, batches: list[Batch]) -> None:
-        self.model.train()
         self.optimizer.zero_grad()
         for batch in batches:
             if batch.corrupt:
                 self._replaced(batch.corrupt)
-            loss = self._loss(batch) / len(batches)
+            loss = self._loss(batch)
+            if len(batches) > 1:
+                loss = loss / len(batches)
             self.scaler.scale(loss).backward()
             self.loss += loss.detach()
-            self.epoch_loss += loss.detach()
         if self.config.clip_grad is not None:
             self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_grad)
@@ -273,8 +273,7 @@ class _Run:
         return contextlib.nullcontext() if dtype is None else torch.autocast(self.device.type, dtype)
 
     def _end_epoch(self) -> None:
-        self.epoch_mean = float(self.epoch_loss) / self.steps_per_epoch
-        self.epoch_loss.zero_()
+        self.epoch_mean, self.epoch_sum = self.epoch_sum / self.steps_per_epoch, 0.0
         batches = ((self._here(images), labels) for images, labels in batches_to_test(self.tests, self.config))
         models = {"accuracy": self.model} if self.ema is None else {"accuracy": self.shown, "raw": self.model}
         with self._autocast():
@@ -302,6 +301,7 @@ class _Run:
         loss = float(self.loss) / max(self.counted, 1)
         if not math.isfinite(loss):
             raise ValueError(self._diverged(f"the loss is {loss}"))
+        self.epoch_sum += loss * self.counted
         self.loss.zero_()
         self.counted = 0
         return loss
