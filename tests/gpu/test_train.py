@@ -1,4 +1,4 @@
-"""The training loop on a GPU: the code is that of the CPU; what is asked here is that it learns, resumes and compares."""
+"""The training loop on a GPU, by the code of the CPU: it learns, resumes and compares."""
 
 from pathlib import Path
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import shutil
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +97,20 @@ def test_grey_images_have_the_form_that_the_model_takes() -> None:
     assert large.shape == (64, 1, 64, 64)
 
 
+@pytest.mark.parametrize("name", ["fashion_mnist", "mnist"])
+def test_idx_files(name: str, tmp_path: Path) -> None:
+    for part, count in (("train", 12), ("t10k", 3)):
+        pixels = bytes(index % 256 for index in range(count * 28 * 28))
+        (tmp_path / f"{part}-images-idx3-ubyte").write_bytes(struct.pack(">4I", 2051, count, 28, 28) + pixels)
+        (tmp_path / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">2I", 2049, count) + bytes(range(count)))
+    config = config_for(f"{name}:{tmp_path}", model="mlp", size=None)
+    source, model = open_data(config.data), create("mlp", device="meta")
+    assert [len(part) for part in (source.train(model, config), source.test(model, config))] == [12, 3]
+    ((images, labels),) = batches_to_test(source.test(model, config), config)
+    assert (images.shape, labels.tolist()) == ((3, 1, 28, 28), [0, 1, 2])
+    assert images[0, 0, 0, 17] == 17 / 255
+
+
 def test_uint8_images_are_divided() -> None:
     from zoo.train.data import GreyImages
 
@@ -113,8 +129,6 @@ def test_test_images_come_once_in_order_with_the_models_normalisation(folder: Pa
 
 
 def test_a_damaged_image_is_replaced_by_the_next_and_named(folder: Path, tmp_path: Path) -> None:
-    import shutil
-
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     damaged = copy / "train" / "cat" / "9.png"
@@ -133,6 +147,15 @@ def test_a_damaged_image_is_replaced_by_the_next_and_named(folder: Path, tmp_pat
     tests = open_data(str(copy)).test(create("resnet18", num_classes=2, device="meta"), config)
     with pytest.raises(ValueError, match=r"dog/1.png: this image cannot be read .*never replaced"):
         list(batches_to_test(tests, config))
+
+
+def test_test_images_of_other_classes_are_refused(folder: Path, tmp_path: Path) -> None:
+    """Without cats to test with, a dog would be of class 0 there."""
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    shutil.rmtree(copy / "val" / "cat")
+    with pytest.raises(ValueError, match="the classes of val are not those of train, first 'dog'"):
+        open_data(str(copy))
 
 
 def test_data_that_is_not_there(tmp_path: Path) -> None:

@@ -288,6 +288,8 @@ def _corrupt(folder: Path) -> list[dict[str, Any]]:
         ({"optimizer": "adamv"}, "unknown optimizer 'adamv'"),
         ({"data": "digit"}, "data 'digit': there is no such folder"),
         ({"options": {"depth": 3}}, "does not take the option 'depth'"),
+        ({"options": {"num_classes": 9}}, "num_classes: got 9, and the data has 10 classes"),
+        ({"model": "torchvision/googlenet", "batch_size": 2}, "gives GoogLeNetOutputs in training, expected logits"),
         ({"batch_size": 2000}, "batch_size 2000 x accumulate 1: the data has only 1437 images"),
         ({"device": "tpu"}, "device 'tpu'"),
         ({"weights": "mlp.none"}, "mlp.none"),

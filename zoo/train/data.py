@@ -184,6 +184,13 @@ class _Folder(Source):
     def __init__(self, path: Path) -> None:
         self.path = path
         self.found = {part: self._open(part) for part in ("train", "val")}
+        known, tested = (self.found[part].class_to_idx for part in ("train", "val"))
+        strange = sorted(name for name, index in tested.items() if known.get(name) != index)
+        if strange:
+            raise ValueError(
+                f"{path}: the classes of val are not those of train, first {strange[0]!r}; expected the same "
+                "sub-folders in both"
+            )
         self.classes = 1 + max(label for folder in self.found.values() for _, label in folder.samples)
 
     def _open(self, part: str) -> ImageFolder:

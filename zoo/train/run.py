@@ -261,7 +261,13 @@ class _Run:
             images, labels = self.mixup(images, labels)
             smoothing = 0.0  # it is in the labels
         with self._autocast():
-            return F.cross_entropy(self.model(images), labels, label_smoothing=smoothing)
+            logits = self.model(images)
+            if not isinstance(logits, Tensor):
+                raise ValueError(
+                    f"{self.config.model}: gives {type(logits).__name__} in training, expected logits (N, classes); "
+                    "torchvision's models with auxiliary classifiers take the option aux_logits=false"
+                )
+            return F.cross_entropy(logits, labels, label_smoothing=smoothing)
 
     def _here(self, images: Tensor) -> Tensor:
         form = torch.channels_last if self.config.channels_last else torch.contiguous_format
@@ -339,6 +345,8 @@ class _Run:
 
 def _build(config: TrainConfig, classes: int, device: torch.device) -> nn.Module:
     options = {"num_classes": classes, **config.options}
+    if isinstance(options["num_classes"], int) and options["num_classes"] < classes:
+        raise ValueError(f"num_classes: got {options['num_classes']}, and the data has {classes} classes")
     asked = {"weights": config.weights, "reset_head": config.reset_head, "custom_linear": config.custom_linear}
     try:
         model = create(config.model, **{**options, **asked}, device=device)
