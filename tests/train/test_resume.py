@@ -98,21 +98,25 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_killed_twenty_times(whole: Path, tmp_path: Path) -> None:
-    folder, chance, reached, deaths = tmp_path / "run", random.Random(0), [], 0
-    for point in range(DEATHS):
-        at = ("step", "write", "before", "after", "parent")[point % 5]
+    folder, chance, reached, deaths = tmp_path / "run-0", random.Random(0), set(), 0
+    for attempt in range(3 * DEATHS):
+        at = ("step", "write", "before", "after", "parent")[attempt % 5]
         if at == "parent":
             code = killed_by_its_parent(STATEFUL, folder, chance.uniform(0.02, 0.15))
         else:
             code = killed(STATEFUL, folder, at, chance.randint(5, 8) if at == "step" else chance.randint(1, 3))
-        assert code in (-signal.SIGKILL, 0) if at == "parent" else code == -signal.SIGKILL, at
+        assert code in (-signal.SIGKILL, 0), at
         deaths += code == -signal.SIGKILL
-        reached.append(len(lines(folder)) if (folder / "log.jsonl").exists() else 0)
-    assert deaths >= DEATHS * 0.9
-    assert len(set(reached)) >= 5  # it got on between its deaths
-    assert killed(STATEFUL, folder, "end", 0) == 0
-    assert_same_run(folder, whole)
-    assert not [path for path in folder.rglob(".*") if path.suffix == ".tmp"]
+        reached.add(len(lines(folder)) if (folder / "log.jsonl").exists() else 0)
+        if code == 0 or deaths == DEATHS:  # a fast machine may reach the end before: then once more from the beginning
+            assert killed(STATEFUL, folder, "end", 0) == 0
+            assert_same_run(folder, whole)
+            assert not [path for path in folder.rglob(".*") if path.suffix == ".tmp"]
+            folder = tmp_path / f"run-{attempt + 1}"
+        if deaths == DEATHS:
+            break
+    assert deaths == DEATHS
+    assert len(reached) >= 5  # it got on between its deaths
 
 
 @pytest.mark.parametrize("count", range(1, 7))
