@@ -1,4 +1,4 @@
-"""The command line: ``zoo list | info | check | parity | verify | sweep | bench | demo | doctor``.
+"""The command line: ``zoo list | info | check | parity | verify | train | sweep | bench | demo | doctor``.
 
 Here are the arguments alone. What a command does is in :mod:`zoo.commands`, :mod:`zoo.demo` and :mod:`zoo.doctor`,
 imported when the command runs: torch takes seconds to import, and ``zoo --help`` has no need of it.
@@ -200,6 +200,90 @@ def parity(
             device=device,
             options=options_from(option or ()),
         )
+
+    deliver(work, as_json=as_json)
+
+
+class Reference(str, Enum):
+    """Whose layers a training is compared with."""
+
+    torch = "torch"
+
+
+def _tuning(help: str, **limits: Any) -> Any:
+    """An option of a training run; where it is not given, the file of --config or TrainConfig decides."""
+    return typer.Option(help=help, show_default=False, rich_help_panel="The run", **limits)
+
+
+@app.command()
+def train(
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="As resnet50 or timm/convnext_tiny.", show_default=False)
+    ] = None,
+    data: Annotated[
+        str | None,
+        _tuning("digits, fashion_mnist[:DIR], mnist[:DIR], or a folder with train/ and val/.", metavar="NAME|DIR"),
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Where the run goes.", show_default="runs/MODEL")
+    ] = None,
+    config: Annotated[
+        str | None, typer.Option(metavar="FILE.toml", help="A run's config.toml; what is given beside it goes before.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last checkpoint, or begin where there is none.")
+    ] = False,
+    compare: Annotated[
+        Reference | None, typer.Option(help="Train with torch's Linears and with zoo's, and compare the curves.")
+    ] = None,
+    custom_linear: Annotated[bool | None, _tuning("zoo's Linears or torch's. (torch's)")] = None,
+    weights: Annotated[str | None, _tuning("Weights to start from. (none)", metavar="NAME|PATH")] = None,
+    reset_head: Annotated[bool | None, _tuning("Keep a fresh classifier, whatever the weights have.")] = None,
+    option: Options = None,
+    size: Annotated[int | None, _tuning("Side of the images. (what the model takes)")] = None,
+    epochs: Annotated[int | None, _tuning("Times through the images. (10)")] = None,
+    batch_size: Annotated[int | None, _tuning("Images of a forward pass. (128)")] = None,
+    accumulate: Annotated[int | None, _tuning("Passes of an optimizer step. (1)")] = None,
+    optimizer: Annotated[str | None, _tuning("One of timm's. (adamw)", metavar="NAME")] = None,
+    lr: Annotated[float | None, _tuning("Learning rate. (0.001)")] = None,
+    weight_decay: Annotated[float | None, _tuning("(0)")] = None,
+    momentum: Annotated[float | None, _tuning("(0.9)")] = None,
+    schedule: Annotated[str | None, _tuning("cosine, tanh, step, poly or none. (cosine)", metavar="NAME")] = None,
+    warmup_epochs: Annotated[int | None, _tuning("(0)")] = None,
+    min_lr: Annotated[float | None, _tuning("Where the schedule ends. (0)")] = None,
+    decay_epochs: Annotated[int | None, _tuning("Of schedule step. (90)")] = None,
+    decay_rate: Annotated[float | None, _tuning("Of schedules step and poly. (0.1)")] = None,
+    clip_grad: Annotated[float | None, _tuning("Largest norm of the gradients. (none)")] = None,
+    label_smoothing: Annotated[float | None, _tuning("(0)")] = None,
+    mixup: Annotated[float | None, _tuning("Alpha of mixup. (0: none)")] = None,
+    cutmix: Annotated[float | None, _tuning("Alpha of cutmix. (0: none)")] = None,
+    ema: Annotated[float | None, _tuning("Decay of averaged weights. (none)")] = None,
+    autocast: Annotated[str | None, _tuning("none, bf16 or fp16. (none)", metavar="TYPE")] = None,
+    channels_last: Annotated[bool | None, _tuning("Memory format of images and convolutions.")] = None,
+    device: Annotated[str | None, _tuning("cpu, cuda or cuda:N. (auto)", metavar="DEVICE")] = None,
+    workers: Annotated[int | None, _tuning("Processes that read images. (0)")] = None,
+    seed: Annotated[int | None, _tuning("(0)")] = None,
+    on_corrupt: Annotated[
+        str | None, _tuning("An image that cannot be read: error or replace. (error)", metavar="POLICY")
+    ] = None,
+    checkpoint_every: Annotated[int | None, _tuning("Steps between checkpoints. (an epoch's)")] = None,
+    keep_last: Annotated[int | None, _tuning("Checkpoints to keep. (2)")] = None,
+    log_every: Annotated[int | None, _tuning("Steps of a line in the log. (50)")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a model; killed at any moment, it goes on with --resume as if nothing had been.
+
+    The folder then has config.toml, log.jsonl, best.safetensors and final.safetensors, for zoo.load, and checkpoints.
+    """
+    told = {name: value for name, value in locals().items() if name not in ("out", "config", "resume", "as_json")}
+
+    def work() -> Report:
+        from zoo.commands.train import run
+        from zoo.preparing import options_from
+
+        told["options"] = options_from(told.pop("option") or ()) or None
+        against = told.pop("compare") is not None
+        return run(told, config=config, out=out, resume=resume, compare=against)
 
     deliver(work, as_json=as_json)
 

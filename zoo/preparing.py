@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from zoo import weights_index
 from zoo.data import digits, eval_transform, photos
 from zoo.factory import create
+from zoo.models.resnet import ResNet
 
 __all__ = [
     "channels_of",
     "choose_device",
+    "input_side",
     "make",
     "options_from",
     "real_inputs",
@@ -100,6 +102,16 @@ def transform_for(name: str, model: nn.Module, weights: str | None) -> Callable[
 def channels_of(model: nn.Module) -> int:
     """Channels of the images that a model takes: those of its first convolution, 1 for one without."""
     return next((m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)), 1)
+
+
+def input_side(model: nn.Module, transform: Any) -> int | None:
+    """The side of the images that a model takes, or None if it takes any; ``transform`` is its transform_for."""
+    if (pixels := getattr(model, "in_features", None)) is not None:
+        return side_of(pixels)
+    if isinstance(model, ResNet):
+        return None
+    config = getattr(model, "pretrained_cfg", None)
+    return config["input_size"][-1] if config else transform.crop_size[0]
 
 
 def side_of(pixels: int) -> int:

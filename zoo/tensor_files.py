@@ -24,7 +24,16 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-__all__ = ["PathLike", "check_suffix", "file_kind", "open_wrapper", "read_metadata", "read_tensors", "write_tensors"]
+__all__ = [
+    "PathLike",
+    "check_suffix",
+    "file_kind",
+    "open_wrapper",
+    "read_metadata",
+    "read_tensors",
+    "replacing",
+    "write_tensors",
+]
 
 PathLike = str | os.PathLike[str]
 Kind = Literal["safetensors", "torch"]
@@ -192,7 +201,7 @@ def write_tensors(
     dense = _dense(tensors, str(path))
     if kind == "safetensors":
         apart = _apart(dense)
-        with _replacing(path) as temporary:
+        with replacing(path) as temporary:
             try:
                 safetensors.torch.save_file(apart, temporary, metadata=dict(metadata or {}))
             except KeyError as error:
@@ -203,7 +212,7 @@ def write_tensors(
         if versions is not None:
             content._metadata = OrderedDict(versions)  # type: ignore[attr-defined]
         # Through a file object, as torch.save writes the name of a path into the archive.
-        with _replacing(path) as temporary, temporary.open("wb") as file:
+        with replacing(path) as temporary, temporary.open("wb") as file:
             torch.save(content, file)
     return Path(path)
 
@@ -251,7 +260,7 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 @contextlib.contextmanager
-def _replacing(path: PathLike) -> Iterator[Path]:
+def replacing(path: PathLike) -> Iterator[Path]:
     """A temporary file beside ``path`` that takes its place if the body succeeds, and is removed if it does not."""
     target = Path(os.path.realpath(path))
     if not target.parent.is_dir():

@@ -18,9 +18,8 @@ from torchvision.transforms.functional import to_tensor
 
 from zoo.commands.output import progress
 from zoo.data import digits, fashion_mnist, image_folder, top1
-from zoo.models.resnet import ResNet
 from zoo.parity import ParityReport, parity
-from zoo.preparing import channels_of, choose_device, make, resized, side_of, transform_for
+from zoo.preparing import channels_of, choose_device, input_side, make, resized, transform_for
 from zoo.swap import SwapReport, patch
 from zoo.tables import TableReport, columns, verdict
 
@@ -188,7 +187,7 @@ def _images(name: str, model: nn.Module, weights: str | None, data: str, size: i
     transform = transform_for(name, model, weights)
     if data in BUILT_IN:
         images = digits(train=False) if data == "digits" else fashion_mnist(train=False, transform=to_tensor)
-        return Grey(images, side=size or _side(model, transform), channels=channels_of(model))
+        return Grey(images, side=size or input_side(model, transform), channels=channels_of(model))
     if size is not None:
         raise ValueError(f"--size is for {' and '.join(BUILT_IN)}; a folder's photographs are cut as the model asks")
     if not Path(data).is_dir():
@@ -196,16 +195,6 @@ def _images(name: str, model: nn.Module, weights: str | None, data: str, size: i
             f"data {data!r}: there is no such folder; expected a folder of images, {' or '.join(BUILT_IN)}"
         )
     return image_folder(data, transform=transform)
-
-
-def _side(model: nn.Module, transform: Any) -> int | None:
-    """The side of the images that a model takes, or None if it takes any."""
-    if (pixels := getattr(model, "in_features", None)) is not None:
-        return side_of(pixels)
-    if isinstance(model, ResNet):
-        return None
-    config = getattr(model, "pretrained_cfg", None)
-    return config["input_size"][-1] if config else transform.crop_size[0]
 
 
 class Grey(Dataset[tuple[Tensor, int]]):

@@ -1,0 +1,49 @@
+"""The training loop on a GPU, by the code of the CPU: it learns, resumes and compares."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import zoo
+from zoo.train import TrainConfig, compare, train
+
+CONFIG = {"model": "mlp", "data": "digits", "device": "cuda", "epochs": 3, "batch_size": 128, "custom_linear": True}
+
+
+@pytest.mark.parametrize("autocast", ["none", "bf16", "fp16"])
+def test_a_run_broken_off_goes_on(tmp_path: Path, autocast: str) -> None:
+    config = TrainConfig(**CONFIG, options={"dropout": 0.1}, autocast=autocast, ema=0.8, checkpoint_every=5)
+    whole = train(config, tmp_path / "whole")
+
+    def stop(step: int, steps: int, text: str) -> None:
+        if step == 17:
+            raise ValueError("stop")
+
+    with pytest.raises(ValueError, match="stop"):
+        train(config, tmp_path / "broken", watch=stop)
+    resumed = train(config, tmp_path / "broken", resume=True)
+    assert (resumed.resumed_from, resumed.steps) == (15, whole.steps)
+    assert whole.accuracy > 0.8
+    # a GPU's sums may come in another order
+    assert abs(resumed.accuracy - whole.accuracy) <= 0.02
+    assert resumed.loss == pytest.approx(whole.loss, rel=1e-2)
+    assert next(zoo.load(tmp_path / "broken" / "best.safetensors").parameters()).device.type == "cpu"
+
+
+def test_random_numbers_of_the_gpu_are_kept() -> None:
+    from zoo.train.randomness import rng_state, seeded, set_rng_state
+
+    device = torch.device("cuda")
+    state = rng_state(device)
+    expected = torch.rand(3, device=device)
+    with seeded(1, 2, 3):
+        pass
+    set_rng_state(state, device)
+    assert torch.equal(torch.rand(3, device=device), expected)
+
+
+def test_stock_and_custom_begin_alike(tmp_path: Path) -> None:
+    report = compare(TrainConfig(**{**CONFIG, "custom_linear": False}), tmp_path / "both")
+    report.raise_for_failure()
+    assert abs(report.stock.accuracy - report.custom.accuracy) <= 0.03

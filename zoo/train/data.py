@@ -1,0 +1,263 @@
+"""The images of a run, in batches whose order and content follow from the seed and the step alone.
+
+An image is asked for by a key (epoch, index). What is random about it is seeded by (seed, epoch, index), so neither the
+number of workers nor a resume in the middle of an epoch changes it. The order is that of torch's DistributedSampler.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from timm.data.transforms_factory import create_transform
+from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler
+from torchvision.datasets import ImageFolder
+
+from zoo import data as sets
+from zoo.preparing import channels_of, input_side, resized, transform_for
+from zoo.train.config import TrainConfig
+from zoo.train.randomness import seeded
+
+__all__ = ["Batch", "Images", "Source", "batches_to_test", "open_data", "training_batches"]
+
+Key = tuple[int, int]
+
+
+class Batch(NamedTuple):
+    """Images (N, C, H, W), their classes (N,), and what is wrong with the files that could not be read."""
+
+    images: Tensor
+    labels: Tensor
+    corrupt: list[str]
+
+
+class Images(Dataset[Any]):
+    """Images by key (epoch, index), a batch at once."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def __getitems__(self, keys: Sequence[Key]) -> Batch:
+        raise NotImplementedError
+
+
+class Source:
+    """A data set: how many classes it has, and its two parts in the form that a model takes."""
+
+    classes: int
+
+    def train(self, model: nn.Module, config: TrainConfig) -> Images:
+        """What to learn from, augmented where the data set is photographs."""
+        raise NotImplementedError
+
+    def test(self, model: nn.Module, config: TrainConfig) -> Images:
+        """What accuracy is measured on."""
+        raise NotImplementedError
+
+
+def open_data(data: str) -> Source:
+    """The data set of that name (see TrainConfig.data). ValueError or FileNotFoundError where there is none."""
+    name, _, root = data.partition(":")
+    if name == "digits" and not root:
+        return _Grey(*(sets.digits(train=train).tensors for train in (True, False)))
+    if name in ("fashion_mnist", "mnist"):
+        load: Callable[..., Any] = getattr(sets, name)
+        parts = [load(root or None, train=train) for train in (True, False)]
+        return _Grey(*((part.data.unsqueeze(1), part.targets) for part in parts))
+    if not Path(data).is_dir():
+        raise ValueError(
+            f"data {data!r}: there is no such folder; expected a folder of images, digits, fashion_mnist[:DIR] or "
+            "mnist[:DIR]"
+        )
+    return _Folder(Path(data))
+
+
+def training_batches(images: Images, config: TrainConfig, *, start: int, steps_per_epoch: int) -> Iterable[Batch]:
+    """The batches from step ``start`` (of ``accumulate`` batches each) to the last one of the last epoch."""
+    return _loader(images, _Order(images, config, start, steps_per_epoch), config)
+
+
+def batches_to_test(images: Images, config: TrainConfig) -> Iterable[tuple[Tensor, Tensor]]:
+    """All images once, in their order. ValueError, naming the file, for one that cannot be read."""
+    order = [[(0, index) for index in batch] for batch in BatchSampler(range(len(images)), config.batch_size, False)]
+    for batch in _loader(images, order, config):
+        if batch.corrupt:
+            raise ValueError(f"{batch.corrupt[0]}; an image to test with is never replaced: mend it or remove it")
+        yield batch.images, batch.labels
+
+
+class _Order:
+    """The keys of each batch."""
+
+    def __init__(self, images: Images, config: TrainConfig, start: int, steps_per_epoch: int) -> None:
+        self.sampler: DistributedSampler[Any] = DistributedSampler(
+            images, num_replicas=1, rank=0, shuffle=True, seed=config.seed
+        )
+        self.config, self.start, self.steps = config, start, steps_per_epoch
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        first, done = divmod(self.start, self.steps)
+        passes = self.config.accumulate
+        for epoch in range(first, self.config.epochs):
+            self.sampler.set_epoch(epoch)
+            batches = BatchSampler(self.sampler, self.config.batch_size, drop_last=True)
+            skipped = done * passes if epoch == first else 0
+            for batch in itertools.islice(batches, skipped, self.steps * passes):
+                yield [(epoch, index) for index in batch]
+
+
+def _loader(images: Images, order: Iterable[list[Key]], config: TrainConfig) -> Iterable[Batch]:
+    # Its own generator: an iteration that begins would else take a number of the run's.
+    own = torch.Generator().manual_seed(config.seed)
+    return DataLoader(
+        images,
+        batch_sampler=order,
+        num_workers=config.workers,
+        collate_fn=_as_it_is,
+        generator=own,
+    )
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+# Small grey images, all in memory
+
+
+class _Grey(Source):
+    classes = 10
+
+    def __init__(self, train: Sequence[Tensor], test: Sequence[Tensor]) -> None:
+        self.parts = (train, test)
+
+    def train(self, model: nn.Module, config: TrainConfig) -> Images:
+        return self._part(self.parts[0], model, config)
+
+    def test(self, model: nn.Module, config: TrainConfig) -> Images:
+        return self._part(self.parts[1], model, config)
+
+    def _part(self, part: Sequence[Tensor], model: nn.Module, config: TrainConfig) -> Images:
+        side = config.size or input_side(model, transform_for(config.model, model, config.weights))
+        channels = channels_of(model)
+        images, labels = part
+        whole = _brought(images, side, 1)
+        if whole.numel() <= _READY * images.numel():
+            images = whole
+        return GreyImages(images, labels, side=side, channels=channels)
+
+
+_READY = 16
+"""Images that grow by more than this are resized a batch at a time: 60,000 of 224 x 224 pixels would take 12 GB."""
+
+
+class GreyImages(Images):
+    """Images (N, 1, H, W), in [0, 1] or uint8, as a model takes them: float32, resized, the channels equal."""
+
+    def __init__(self, images: Tensor, labels: Tensor, *, side: int | None, channels: int) -> None:
+        self.images, self.labels, self.side, self.channels = images, labels, side, channels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitems__(self, keys: Sequence[Key]) -> Batch:
+        chosen = torch.tensor([index for _, index in keys])
+        return Batch(_brought(self.images[chosen], self.side, self.channels), self.labels[chosen], [])
+
+
+def _brought(images: Tensor, side: int | None, channels: int) -> Tensor:
+    if images.dtype == torch.uint8:
+        images = images.float().div_(255)
+    if side is not None and images.shape[-1] != side:
+        images = resized(images, side)
+    return images if channels == 1 else images.expand(-1, channels, -1, -1).contiguous()
+
+
+# Photographs
+
+
+class _Folder(Source):
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.found = {part: self._open(part) for part in ("train", "val")}
+        known, tested = (self.found[part].class_to_idx for part in ("train", "val"))
+        strange = sorted(name for name, index in tested.items() if known.get(name) != index)
+        if strange:
+            raise ValueError(
+                f"{path}: the classes of val are not those of train, first {strange[0]!r}; expected the same "
+                "sub-folders in both"
+            )
+        self.classes = 1 + max(label for folder in self.found.values() for _, label in folder.samples)
+
+    def _open(self, part: str) -> ImageFolder:
+        path = self.path / part
+        if not path.is_dir():
+            raise FileNotFoundError(
+                f"{self.path}: there is no folder {part}; expected train and val, each with the images of a class in a "
+                "sub-folder"
+            )
+        return sets.image_folder(path, transform=lambda image: image)
+
+    def train(self, model: nn.Module, config: TrainConfig) -> Images:
+        normal = _normal(transform_for(config.model, model, config.weights))
+        side = config.size or normal.pop("side")
+        normal.pop("side", None)
+        transform = create_transform(side, is_training=True, **normal)
+        return Photographs(self.found["train"], transform, seed=config.seed)
+
+    def test(self, model: nn.Module, config: TrainConfig) -> Images:
+        transform = transform_for(config.model, model, config.weights)
+        if config.size:
+            normal = _normal(transform)
+            normal.pop("side")
+            transform = create_transform(config.size, **normal)
+        return Photographs(self.found["val"], transform, seed=config.seed)
+
+
+def _normal(transform: Any) -> dict[str, Any]:
+    """Side, mean and deviation of what a model is evaluated with, whether timm or torchvision made it."""
+    if hasattr(transform, "crop_size"):
+        return {"side": transform.crop_size[0], "mean": tuple(transform.mean), "std": tuple(transform.std)}
+    found: dict[str, Any] = {"side": 224}
+    for step in transform.transforms:
+        if hasattr(step, "mean"):
+            found |= {name: tuple(torch.as_tensor(getattr(step, name)).flatten().tolist()) for name in ("mean", "std")}
+        elif type(step).__name__ == "CenterCrop":
+            found["side"] = step.size[0]
+    return found
+
+
+class Photographs(Images):
+    """Photographs of an ImageFolder, each transformed with random numbers of its own.
+
+    In the place of one that cannot be read stands the next that can; what was wrong is in ``Batch.corrupt``.
+    """
+
+    def __init__(self, folder: ImageFolder, transform: Callable[[Any], Tensor], *, seed: int) -> None:
+        self.folder, self.transform, self.seed = folder, transform, seed
+
+    def __len__(self) -> int:
+        return len(self.folder.samples)
+
+    def __getitems__(self, keys: Sequence[Key]) -> Batch:
+        corrupt: list[str] = []
+        images, labels = [], []
+        for epoch, index in keys:
+            photograph, label = self._read(index, corrupt)
+            with seeded(self.seed, epoch, index):
+                images.append(self.transform(photograph))
+            labels.append(label)
+        return Batch(torch.stack(images), torch.tensor(labels), corrupt)
+
+    def _read(self, index: int, corrupt: list[str]) -> tuple[Any, int]:
+        for ahead in range(len(self)):
+            path, label = self.folder.samples[(index + ahead) % len(self)]
+            try:
+                return self.folder.loader(path), label
+            except Exception as error:  # PIL raises OSError, SyntaxError, ValueError, ... for damaged files
+                corrupt.append(f"{path}: this image cannot be read ({type(error).__name__}: {error})")
+        raise ValueError(f"{self.folder.root}: none of its {len(self)} images can be read")
