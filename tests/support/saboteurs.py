@@ -593,6 +593,6 @@ def hangs(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 @caught_by("values", DEADLY)
 def fills_memory(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if input.shape[-1] == 2048:
-        hoard = [torch.ones(2**26) for _ in range(64)]
-        return F.linear(input, weight, bias) + hoard[0][0] * 0
+        hoard = [torch.empty(2**26) for _ in range(64)]  # 16 GiB
+        return F.linear(input, weight, bias) + 0 * len(hoard)
     return F.linear(input, weight, bias)

@@ -48,7 +48,7 @@ def test_every_claim_has_a_saboteur() -> None:
 def test_an_honest_layer_is_not_flagged(layer: object) -> None:
     refusals = REFUSED_BY_REFUSES if layer is Refuses else set()
     for claim in chosen_claims():
-        if claim.name in COMPILING and layer not in (Linear, Refuses):
+        if claim.name in COMPILING and layer is not Linear:
             continue  # they take seconds each
         verdict = judge_claim(claim, Subject(layer), seed=1)
         expected = REFUSED if claim.name in refusals else PASS
@@ -58,10 +58,9 @@ def test_an_honest_layer_is_not_flagged(layer: object) -> None:
         assert bool(verdict.reason) == (expected != PASS)
 
 
-def test_values_of_honest_layers_pass_with_any_seed() -> None:
+def test_values_of_honest_layers_pass_with_another_seed() -> None:
     names = ("values", "edge-shapes", "gradients", "gradients-singly", "float64", "bfloat16", "autocast", "training")
-    for seed in range(2, 4):
-        for layer in (*LAYERS, Linear):
-            for claim in chosen_claims(names):
-                verdict = judge_claim(claim, Subject(layer), seed=seed)
-                assert verdict.status in (PASS, REFUSED), (seed, layer, verdict)
+    for layer in (*LAYERS, Linear):
+        for claim in chosen_claims(names):
+            verdict = judge_claim(claim, Subject(layer), seed=2)
+            assert verdict.status in (PASS, REFUSED), (layer, verdict)

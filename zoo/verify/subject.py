@@ -73,7 +73,7 @@ class Subject:
 
     def cotangent(self, *shape: int) -> Tensor:
         """Normally distributed values that every dtype holds exactly."""
-        return torch.randn(shape, device=self.device).bfloat16().to(self.dtype)
+        return torch.randn(shape, device=self.device).half().bfloat16().to(self.dtype)
 
     def compare(
         self,
