@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +65,15 @@ def assert_equal(got: Any, expected: Any, where: str = "") -> None:
 
 def assert_same_run(got: Path, expected: Path) -> None:
     for name in ("final.safetensors", "best.safetensors"):
-        assert (got / name).read_bytes() == (expected / name).read_bytes(), name
+        same = (got / name).read_bytes() == (expected / name).read_bytes()
+        assert same, name  # not the bytes themselves: under CI pytest would write out how megabytes differ, for minutes
     states = [latest(folder / "checkpoints")[0] for folder in (got, expected)]
     assert_equal(*states)
     assert [path.name for path in listed(got / "checkpoints")] == [
         path.name for path in listed(expected / "checkpoints")
     ]
-    assert lines(got) == lines(expected)
+    same = lines(got) == lines(expected)
+    assert same, "log.jsonl"
 
 
 def killed_by_its_parent(config: TrainConfig, folder: Path, seconds: float) -> int:
@@ -87,6 +90,15 @@ def killed(config: TrainConfig, folder: Path, at: str, count: int) -> int:
     process.start()
     process.join(60)
     return int(process.exitcode)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As the processes that die have it: with another number of threads a product may have other bits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
