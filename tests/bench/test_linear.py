@@ -16,7 +16,7 @@ from torch import Tensor
 from zoo import ops
 from zoo.bench import CASES, Case, LinearReport, bench_linear, linear
 from zoo.bench import measuring as bench
-from zoo.bench.machine import examine
+from zoo.machine import examine
 from zoo.ops._linear import activate
 
 pytestmark = pytest.mark.usefixtures("small_cache")

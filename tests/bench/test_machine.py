@@ -9,7 +9,7 @@ import torch
 
 import zoo
 from zoo.bench import machine
-from zoo.bench.machine import cache_bytes, examine, float32_precision, free_bytes, peak_of
+from zoo.machine import cache_bytes, examine, float32_precision, free_bytes, peak_of
 
 CPU = torch.device("cpu")
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from zoo.bench import LinearReport, LinearRow, ModelReport, ModelRow
-from zoo.bench.machine import examine
 from zoo.bench.plot import plot, plot_file
+from zoo.machine import examine
 
 MACHINE = examine(torch.device("cpu"))
 TIMES: dict[str, Any] = {"speedup": 1.5, "speedup_low": 1.4, "speedup_high": 1.7}

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
-from zoo.bench.machine import Machine
+from zoo.machine import Machine
 from zoo.tables import TableReport, verdict
 
 __all__ = ["BenchReport", "spread"]

@@ -10,9 +10,9 @@ import torch
 
 from zoo.bench.cases import CASES, Case, cases_named
 from zoo.bench.linear_report import LinearReport
-from zoo.bench.machine import examine
 from zoo.bench.measuring import DTYPES, Measurement, measured
 from zoo.bench.options import chosen
+from zoo.machine import examine
 
 __all__ = ["PASSES", "PEERS", "PRECISIONS", "bench_linear"]
 

@@ -21,9 +21,9 @@ from zoo.bench.cases import Case
 from zoo.bench.cuda_clocks import cuda_clock
 from zoo.bench.exact import Operands, combined, names_of, verdicts, worst_error, wrongness
 from zoo.bench.linear_report import LinearRow
-from zoo.bench.machine import Machine, cache_bytes, float32_precision, free_bytes, peak_of
 from zoo.bench.timing import Clock, Contestant, Timing, WallClock, finish, race, rotated_sets
 from zoo.judging import Measure
+from zoo.machine import Machine, cache_bytes, float32_precision, free_bytes, peak_of
 from zoo.ops._linear import activate
 
 __all__ = ["DTYPES", "Measurement", "compiled", "custom", "eager", "measured"]

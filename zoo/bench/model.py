@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.bench.machine import examine, float32_precision
 from zoo.bench.model_report import ModelReport, ModelRow
 from zoo.bench.options import chosen
 from zoo.bench.timing import WallClock, finish, race
 from zoo.coverage import coverage
 from zoo.factory import create
+from zoo.machine import examine, float32_precision
 from zoo.registry import resolve
 
 __all__ = ["MODELS", "MODES", "PEERS", "PHASES", "ModelMeasurement", "bench_model"]

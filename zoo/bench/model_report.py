@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from rich.console import RenderableType
 
 from zoo.bench.document import BenchReport, spread
-from zoo.bench.machine import Machine
+from zoo.machine import Machine
 from zoo.tables import columns
 
 __all__ = ["ModelReport", "ModelRow"]

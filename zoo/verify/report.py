@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from zoo.bench.machine import Machine
+from zoo.machine import Machine
 from zoo.tables import TableReport, columns, verdict
 from zoo.verify.outcome import FAIL, PASS, REFUSED, UNTESTED, Verdict
 

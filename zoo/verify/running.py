@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import torch
 
-from zoo.bench.machine import examine as examine_machine
 from zoo.layers.registry import kind_of
+from zoo.machine import examine as examine_machine
 from zoo.sweep.worker import Ended, Worker
 from zoo.verify.claims import CLAIMS
 from zoo.verify.outcome import FAIL, PASS, UNTESTED, Claim, Verdict, outcome_of
