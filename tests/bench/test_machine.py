@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import zoo
-from zoo.bench import machine
+from zoo import machine
 from zoo.machine import cache_bytes, examine, float32_precision, free_bytes, peak_of
 
 CPU = torch.device("cpu")
