@@ -2,7 +2,7 @@
 //
 // The CUDA core is a library of its own (csrc/cuda/), so that this one loads wherever torch does.
 
-#include "checks.h"
+#include "mlp.h"
 
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
 
@@ -128,38 +128,6 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(
           bias_grad ? linear_bias_grad(g) : none()};
 }
 
-// act(input weight1^T + bias1) weight2^T + bias2; with `save` also what backward needs: the hidden layer (act's output)
-// and, unless it tells as much, the product before it.
-std::tuple<Tensor, Tensor, Tensor> mlp(
-    const Tensor& input, const Tensor& weight1, const std::optional<Tensor>& bias1, const Tensor& weight2,
-    const std::optional<Tensor>& bias2, const std::string& activation, bool save) {
-  parse_activation(activation);
-  check_mlp("zoo::mlp", input, weight1, bias1, weight2, bias2);
-  auto [hidden, product] = linear_activation(input, weight1, bias1, activation, save);
-  const Tensor output = linear(hidden, weight2, bias2);
-  return {output, save ? hidden : torch::stable::new_empty(output, Sizes{0}), product};
-}
-
-// dX, dW1, db1, dW2, db2; each empty where it is not asked for.
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> mlp_backward(
-    const Tensor& grad, const std::optional<Tensor>& hidden, const std::optional<Tensor>& saved,
-    const std::optional<Tensor>& input, const std::optional<Tensor>& weight1, const std::optional<Tensor>& weight2,
-    const std::string& activation, bool input_grad, bool weight1_grad, bool bias1_grad, bool weight2_grad,
-    bool bias2_grad) {
-  const MlpGradients asked{input_grad, weight1_grad, bias1_grad, weight2_grad, bias2_grad};
-  check_mlp_backward(
-      "zoo::mlp_backward", grad, hidden, saved, input, weight1, weight2, parse_activation(activation), asked);
-  auto [through, dw2, db2] =
-      linear_backward(grad, std::nullopt, hidden, weight2, "none", asked.first(), weight2_grad, bias2_grad);
-  if (!asked.first()) {
-    const auto none = [&] { return torch::stable::new_empty(grad, Sizes{0}); };
-    return {none(), none(), none(), dw2, db2};
-  }
-  auto [dx, dw1, db1] =
-      linear_backward(through, saved, input, weight1, activation, input_grad, weight1_grad, bias1_grad);
-  return {dx, dw1, db1, dw2, db2};
-}
-
 Tensor matmul(const Tensor& a, const Tensor& b) {
   check_matmul("zoo::matmul", a, b);
   return dense(aten("aten::matmul", "", a, b));
@@ -196,7 +164,7 @@ STABLE_TORCH_LIBRARY_IMPL(zoo, CPU, m) {
   m.impl("linear_bias_grad", TORCH_BOX(&zoo::cpu::linear_bias_grad));
   m.impl("activation_grad", TORCH_BOX(&zoo::cpu::activation_grad));
   m.impl("linear_backward", TORCH_BOX(&zoo::cpu::linear_backward));
-  m.impl("mlp", TORCH_BOX(&zoo::cpu::mlp));
-  m.impl("mlp_backward", TORCH_BOX(&zoo::cpu::mlp_backward));
+  m.impl("mlp", TORCH_BOX((&zoo::mlp<&zoo::cpu::linear, &zoo::cpu::linear_activation>)));
+  m.impl("mlp_backward", TORCH_BOX(&zoo::mlp_backward<&zoo::cpu::linear_backward>));
   m.impl("matmul", TORCH_BOX(&zoo::cpu::matmul));
 }

@@ -13,9 +13,13 @@ int index_of(const char* name, const char* const* names, int count, const char* 
   for (int i = 0; i < count; ++i) {
     if (std::strcmp(name, names[i]) == 0) return i;
   }
-  PyErr_Format(PyExc_ValueError, "zoo._C.choose: unknown %s '%s'", what, name);
+  PyErr_Format(PyExc_ValueError, "zoo._C: unknown %s '%s'", what, name);
   return -1;
 }
+
+const char* const kTypes[] = {"float64", "float32", "float16", "bfloat16"};
+const char* const kActivations[] = {"none", "relu", "gelu", "gelu_tanh", "silu"};
+const char* const kPrecisions[] = {"highest", "high", "medium"};
 
 PyObject* choose(PyObject*, PyObject* args) {
   zoo::Query q{};
@@ -27,11 +31,8 @@ PyObject* choose(PyObject*, PyObject* args) {
           &activation, &precision, &capability, &processors, &hopper, &forced)) {
     return nullptr;
   }
-  const char* const types[] = {"float64", "float32", "float16", "bfloat16"};
-  const char* const activations[] = {"none", "relu", "gelu", "gelu_tanh", "silu"};
-  const char* const precisions[] = {"highest", "high", "medium"};
-  const int which_type = index_of(type, types, 4, "dtype"), which_precision = index_of(precision, precisions, 3, "precision");
-  q.activation = index_of(activation, activations, 5, "activation");
+  const int which_type = index_of(type, kTypes, 4, "dtype"), which_precision = index_of(precision, kPrecisions, 3, "precision");
+  q.activation = index_of(activation, kActivations, 5, "activation");
   if (which_type < 0 || which_precision < 0 || q.activation < 0) return nullptr;
   if (batch < 0 || M < 0 || N < 0 || K < 0 || processors < 1) {
     PyErr_SetString(PyExc_ValueError, "zoo._C.choose: sizes must not be negative, and processors at least 1");
@@ -62,8 +63,42 @@ PyObject* choose(PyObject*, PyObject* args) {
       rejected);
 }
 
+PyObject* choose_together(PyObject*, PyObject* args) {
+  long long M, N, K;
+  int bias, capability, processors, hopper;
+  const char *type, *activation, *precision, *forced;
+  if (!PyArg_ParseTuple(
+          args, "LLLsspsiipz", &M, &N, &K, &type, &activation, &bias, &precision, &capability, &processors, &hopper, &forced)) {
+    return nullptr;
+  }
+  const int which_type = index_of(type, kTypes, 4, "dtype"), act = index_of(activation, kActivations, 5, "activation");
+  const int which_precision = index_of(precision, kPrecisions, 3, "precision");
+  if (which_type < 0 || act < 0 || which_precision < 0) return nullptr;
+  if (M < 0 || N < 0 || K < 0 || processors < 1) {
+    PyErr_SetString(PyExc_ValueError, "zoo._C.choose_together: sizes must not be negative, and processors at least 1");
+    return nullptr;
+  }
+  zoo::Query dw{};
+  dw.batch = 1, dw.M = N, dw.N = K, dw.K = M;
+  dw.type = static_cast<zoo::Type>(which_type), dw.precision = static_cast<zoo::Precision>(which_precision);
+  dw.capability = capability, dw.processors = processors, dw.hopper = hopper != 0;
+  dw.a = {1, N, true}, dw.b = {1, K, true};
+  zoo::Query dx = dw;
+  dx.M = M, dx.N = K, dx.K = N;
+  dx.a = {N, 1, true}, dx.b = {1, K, true};
+  try {
+    const double apart = zoo::choose(dw, forced, nullptr).microseconds + zoo::choose(dx, forced, nullptr).microseconds;
+    const zoo::Together t = zoo::choose_together(dw, dx, act, bias != 0, apart, forced);
+    return Py_BuildValue("(NNiid)", PyBool_FromLong(t.better), PyBool_FromLong(t.pass), t.dw_slices, t.dx_slices, t.microseconds);
+  } catch (const std::runtime_error& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    return nullptr;
+  }
+}
+
 PyMethodDef methods[] = {
     {"choose", choose, METH_VARARGS, "Which CUDA kernel computes a product; see _C.pyi and csrc/choice.h."},
+    {"choose_together", choose_together, METH_VARARGS, "Whether a backward pass is one launch; see _C.pyi."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};

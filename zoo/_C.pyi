@@ -37,3 +37,31 @@ def choose(
         RuntimeError: the forced kernel is unknown or cannot compute this.
         ValueError: an unknown name, or a negative size.
     """
+
+def choose_together(
+    M: int,
+    N: int,
+    K: int,
+    dtype: str,
+    activation: str,
+    bias: bool,
+    precision: str,
+    capability: int,
+    processors: int,
+    hopper: bool,
+    forced: str | None,
+    /,
+) -> tuple[bool, bool, int, int, float]:
+    """Whether dX (M, K) and dW (N, K) of a dense gradient (M, N) are one launch of ``small``, as csrc/choice.h has it.
+
+    Of fewer than nine rows another kernel makes them where it can, before this is asked. Arguments as those of
+    ``choose``; ``bias`` is whether db is asked for.
+
+    Returns:
+        whether it is better than each in a launch of its own; whether act'(z) takes a pass before; blocks that share
+        the K of a tile of dW, and of dX; the model's microseconds.
+
+    Raises:
+        RuntimeError: the forced kernel is unknown or cannot compute one of the two.
+        ValueError: an unknown name, or a negative size.
+    """

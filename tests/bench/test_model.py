@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import zoo
 from zoo.bench import MODELS, ModelReport, bench_model
 from zoo.bench import model as bench
+from zoo.policy import policy_of
 
 KEYS = (
     "model mode phase peer zoo_img_s peer_img_s speedup custom_share zoo_peak_bytes peer_peak_bytes zoo_loss peer_loss"
@@ -84,6 +85,8 @@ def test_training_really_trains_and_inference_does_not(monkeypatch: pytest.Monke
     for model in (trained, trained_custom):
         assert not torch.equal(model[0].weight, fresh[0].weight) and model.training
     assert train.zoo_loss != infer.zoo_loss
+    for stock, custom in ((trained, trained_custom), (as_it_was, custom_as_it_was)):
+        assert policy_of(custom) and not policy_of(stock), "zoo.create(..., custom_linear=True) made the one"
     assert all(p.grad is None for model in models for p in model.parameters())
 
 

@@ -24,10 +24,11 @@ LIMITS = {torch.float64: 1e-14, torch.float32: 2.5e-7, torch.float16: 6e-4, torc
 BF16 = [f"wgmma:{config}:{spread}" for config in (0, 1, 2, 4, 5) for spread in (0, 1)]
 F16 = [f"wgmma:{config}:{spread}" for config in (0, 1) for spread in (0, 1)]
 SPLIT = [f"split6:{config}:{spread}" for config in (0, 1, 3, 6) for spread in (0, 1)]
+SMALL = ["small", *(f"small:{blocks}" for blocks in (1, 2, 4, 8))]
 FORCED = [
-    *((kernel, torch.bfloat16) for kernel in [*BF16, "small", "mma", "cublas"]),
-    *((kernel, torch.float16) for kernel in [*F16, "small", "mma", "cublas"]),
-    *((kernel, torch.float32) for kernel in [*SPLIT, "small", "cublas"]),
+    *((kernel, torch.bfloat16) for kernel in [*BF16, *SMALL, "mma", "cublas"]),
+    *((kernel, torch.float16) for kernel in [*F16, *SMALL, "mma", "cublas"]),
+    *((kernel, torch.float32) for kernel in [*SPLIT, *SMALL, "cublas"]),
     ("cublas", torch.float64),
 ]
 SHAPES = [

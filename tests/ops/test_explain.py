@@ -86,6 +86,40 @@ def test_few_tiles_share_k_and_few_rows_read_the_weight_once():
     assert choice((1, 4096, 4096)).kernel == choice((1, 2048, 1000)).kernel == "gemv"
 
 
+def together(m, k, n, dtype="float32", activation="none", gpu=H200, hopper=True, forced=None):
+    return core.choose_together(m, n, k, dtype, activation, True, "highest", *gpu, hopper, forced)
+
+
+def test_the_gradients_of_few_tiles_are_one_launch():
+    for m, k, n in ((64, 768, 1000), (64, 512, 1000), (64, 256, 256), (64, 256, 10)):
+        better, before, dw, dx, microseconds = together(m, k, n)
+        assert better and not before and {dw, dx} <= {1, 2, 4, 8} and len({dw, dx} - {1}) <= 1
+        assert microseconds > 0
+    assert together(64, 768, 1000)[2:4] == (1, 4), "dW has tiles enough; dX has few, and its K is shared"
+    assert not together(*VIT["fc1"])[0] and not together(4096, 4096, 4096, "bfloat16")[0]
+    assert not together(64, 768, 1000, gpu=A100, hopper=False)[0] and not together(64, 768, 1000, "float64")[0]
+    assert not together(64, 1, 1000)[0], "rows of one element lie along neither"
+
+
+def test_the_gradients_activation_costs_as_it_is_read_or_before():
+    plain, relu, gelu = (together(200, 768, 3072, activation=a, forced="small")[4] for a in ("none", "relu", "gelu"))
+    assert plain < relu < gelu
+    assert not together(64, 768, 1000, activation="gelu", forced="small")[1], "forced, there is no pass before"
+
+
+def test_forcing_one_launch_for_both_gradients():
+    for cluster in (1, 2, 4, 8):
+        better, _, dw, dx, _ = together(*VIT["fc1"], forced=f"small:{cluster}")
+        assert better and max(dw, dx) == cluster
+    assert not together(64, 768, 1000, forced="split6")[0]
+    with pytest.raises(RuntimeError, match="1, 2, 4 or 8 blocks share a tile"):
+        together(64, 2048, 1000, forced="small:3")
+    with pytest.raises(ValueError, match="unknown activation 'tanh'"):
+        together(64, 2048, 1000, activation="tanh")
+    with pytest.raises(ValueError, match="must not be negative"):
+        together(-1, 2048, 1000)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_other_chips_and_float64_use_cublas(dtype):
     assert choice(VIT["fc1"], dtype, "gelu", gpu=A100).kernel == "cublas"

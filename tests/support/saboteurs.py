@@ -180,6 +180,19 @@ def float32_inside(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
     return F.linear(input.float(), weight.float(), None if bias is None else bias.float()).double()
 
 
+@caught_by("float32")
+def float32_backward_in_half(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    class Half(Manual):
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+            if grad.dtype != torch.float32:
+                return Manual.backward(ctx, grad)
+            found = Manual.backward(ctx, grad)
+            return found[0], None if found[1] is None else found[1].half().float(), found[2]
+
+    return Half.apply(input, weight, bias)  # type: ignore[no-any-return,no-untyped-call]
+
+
 @caught_by("bfloat16")
 def sums_in_bfloat16(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if input.dtype != torch.bfloat16:
@@ -547,6 +560,25 @@ def fixes_the_rows(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
         input = input.reshape(int(input.shape[0]), *input.shape[1:])
         return F.linear(input, weight, bias) + torch.zeros(int(input.shape[0]), 1, dtype=weight.dtype) * 0
     return F.linear(input, weight, bias)
+
+
+@caught_by("compile-dynamic")
+def eager_for_many_rows(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if torch.compiler.is_compiling() and input.shape[0] > 64:
+        torch._dynamo.graph_break()
+    return F.linear(input, weight, bias)
+
+
+@caught_by("per-sample-gradients")
+class HoldsItsWeights(nn.Linear):
+    """Others that take their place for a call are not seen."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.held = (self.weight, self.bias)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, *self.held)
 
 
 @caught_by("vmap")

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo import registry
+from zoo.coverage import CoverageReport, coverage
 from zoo.layers import note_fallback, register_layer
 from zoo.registry import build, register_model
 from zoo.swap import patch, unpatch
@@ -64,6 +65,28 @@ def test_all_is_well_on_data() -> None:
     assert row.parity.error <= row.parity.limit
     assert row.untested == {"state_dict": "no model of the same name in torchvision"}
     assert row.peak_bytes is None
+
+
+def test_units_run_as_custom_linear_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Units(nn.Module):
+        def __init__(self, *, num_classes: int = 4) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 5, 3)
+            self.mlp = nn.Sequential(nn.Linear(5, 8), nn.GELU(), nn.Linear(8, num_classes))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.mlp(self.conv(x).relu().mean((-1, -2)))
+
+    found = []
+
+    def seen(model: nn.Module, example: Tensor) -> CoverageReport:
+        found.append(coverage(model, example))
+        return found[-1]
+
+    monkeypatch.setattr(examining, "coverage", seen)
+    assert look(Units).ok
+    _, *patched = found  # the first is of the stock model
+    assert patched and all([unit.status for unit in report.units] == ["as one"] for report in patched)
 
 
 def test_on_the_meta_device() -> None:

@@ -53,7 +53,7 @@ def explain(
     """Which kernel ``linear`` would run for these arguments, and why; nothing is computed.
 
     The environment's ``ZOO_LINEAR_KERNEL`` forces a CUDA kernel: tiled, gemv, cublas, mma, small, wgmma, split3 or
-    split6.
+    split6. A number may follow: a tile shape (``wgmma:2``), or for small the blocks that share a tile (``small:4``).
     ``torch.get_float32_matmul_precision()`` says how exact float32 products must be: "highest" means float32's
     accuracy (split6, by six products of bf16 planes), "high" and "medium" allow torch's own tf32 and split3 (by three).
 
