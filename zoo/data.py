@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "accuracy",
+    "count_right",
     "digits",
     "eval_transform",
     "fashion_mnist",
@@ -283,6 +284,16 @@ def top1(
     Raises:
         ValueError: for no batches, a label that a model has no logit for, or logits of another form.
     """
+    right, seen = count_right(models, loader if progress is None else progress(loader), device=device)
+    if not seen:
+        raise ValueError("loader: got no batches, expected at least one image; see that its dataset is not empty")
+    return {name: count / seen for name, count in right.items()}
+
+
+def count_right(
+    models: Mapping[str, nn.Module], loader: Batches, *, device: torch.device | str | None = None
+) -> tuple[dict[str, int], int]:
+    """How many images each model gets right, and how many there are: as :func:`top1`, which divides them."""
     right = dict.fromkeys(models, 0)
     seen = 0
     modes = [(module, module.training) for model in models.values() for module in model.modules()]
@@ -290,16 +301,14 @@ def top1(
         for model in models.values():
             model.eval()
         with torch.no_grad():
-            for images, labels in loader if progress is None else progress(loader):
+            for images, labels in loader:
                 seen += len(labels)
                 for name, model in models.items():
                     right[name] += _right(name, model, images, labels, device)
     finally:
         for module, mode in modes:
             module.training = mode
-    if not seen:
-        raise ValueError("loader: got no batches, expected at least one image; see that its dataset is not empty")
-    return {name: count / seen for name, count in right.items()}
+    return right, seen
 
 
 def _right(name: str, model: nn.Module, images: Tensor, labels: Tensor, device: torch.device | str | None) -> int:

@@ -110,6 +110,7 @@ def test_a_choice_is_not_kept_for_calls_of_other_flags():
         (4, "perceptron", "tensor_parallel"),
         pytest.param(2, "transformer", "tensor_parallel", marks=pytest.mark.slow),
         (2, "perceptron", "fsdp"),
+        (2, "perceptron", "ddp"),
         pytest.param(4, "transformer", "fsdp", marks=pytest.mark.slow),
         (4, "perceptron", "both"),
     ],

@@ -21,6 +21,14 @@ SECONDS = 120
 def run_on(ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]:
     """What ``function(*args)`` returned on each rank, in their order. AssertionError with its traceback where it
     raised. The function must be one of a module; with torch.distributed it finds its rank."""
+    answers = outcomes(ranks, function, *args)
+    failed = [f"rank {rank}: {text}" for rank, (ok, text) in enumerate(answers) if not ok]
+    assert not failed, "\n".join(failed)
+    return [result for _, result in answers]
+
+
+def outcomes(ranks: int, function: Callable[..., Any], *args: Any) -> list[tuple[bool, Any]]:
+    """Of each rank True and what it returned, or False and its traceback, or how it died."""
     with tempfile.TemporaryDirectory() as folder:
         pipes, processes = [], []
         for rank in range(ranks):
@@ -34,9 +42,7 @@ def run_on(ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]:
         for process in processes:
             process.join(5)
             process.kill()
-    failed = [f"rank {rank}: {text}" for rank, (ok, text) in enumerate(answers) if not ok]
-    assert not failed, "\n".join(failed)
-    return [result for _, result in answers]
+    return answers
 
 
 def _answer(pipe: Connection, process: Any) -> tuple[bool, Any]:

@@ -19,6 +19,8 @@ from torch.profiler import profile
 
 import zoo
 from zoo.judging import judge, measure
+from zoo.train.ranks import Ranks
+from zoo.train.strategies import spread
 
 CPU = torch.device("cpu")
 MANY = 10
@@ -77,7 +79,7 @@ def flags_that_change() -> list[tuple[int, ...]]:
 
 
 def perceptron() -> tuple[nn.Module, Tensor]:
-    layers = [nn.Linear(24, 40), nn.GELU(), nn.Linear(40, 32), nn.ReLU(), nn.Linear(32, 36), nn.ReLU()]
+    layers = [nn.Linear(24, 40), nn.GELU(), nn.Linear(40, 32), nn.LayerNorm(32), nn.Linear(32, 36), nn.Tanh()]
     return nn.Sequential(*layers, nn.Linear(36, 10)), torch.randn(8, 3, 24)
 
 
@@ -89,24 +91,17 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {"perceptron": perce
 
 
 def tensor_parallel(model: nn.Module, device: torch.device) -> nn.Module:
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    """As zoo.train splits it; and what else RowwiseParallel and ColwiseParallel may be asked for."""
+    spread(model, "tp", Ranks(dist.get_rank(), dist.get_world_size(), device))
     if isinstance(model, nn.Sequential):
-        plan: dict[str, Any] = {"0": ColwiseParallel(), "2": RowwiseParallel()}
         # one that gathers its output, one that is given the whole input
-        plan |= {"4": ColwiseParallel(output_layouts=Replicate()), "6": RowwiseParallel(input_layouts=Replicate())}
-    else:
-        names = [name for name, module in model.named_modules() if name.endswith(".mlp")]
-        plan = {f"{name}.fc1": ColwiseParallel() for name in names}
-        plan |= {f"{name}.fc2": RowwiseParallel() for name in names}
-    return parallelize_module(model, mesh, plan)
+        plan = {"4": ColwiseParallel(output_layouts=Replicate()), "6": RowwiseParallel(input_layouts=Replicate())}
+        parallelize_module(model, init_device_mesh(device.type, (dist.get_world_size(),)), plan)
+    return model
 
 
 def fsdp(model: nn.Module, device: torch.device) -> nn.Module:
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    for child in model if isinstance(model, nn.Sequential) else model.blocks:  # type: ignore[union-attr]
-        if any(True for _ in child.parameters()):
-            fully_shard(child, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+    return spread(model, "fsdp", Ranks(dist.get_rank(), dist.get_world_size(), device))
 
 
 def both(model: nn.Module, device: torch.device) -> nn.Module:
@@ -116,7 +111,11 @@ def both(model: nn.Module, device: torch.device) -> nn.Module:
     return fully_shard(model, mesh=mesh["data"])
 
 
-WAYS = {"tensor_parallel": tensor_parallel, "fsdp": fsdp, "both": both}
+def ddp(model: nn.Module, device: torch.device) -> nn.Module:
+    return spread(model, "ddp", Ranks(dist.get_rank(), dist.get_world_size(), device))
+
+
+WAYS = {"ddp": ddp, "tensor_parallel": tensor_parallel, "fsdp": fsdp, "both": both}
 
 
 def values(
@@ -130,6 +129,19 @@ def values(
     ).sum().backward()
     grads = {name: whole(p.grad).cpu() for name, p in model.named_parameters() if p.grad is not None}
     return {"output": output.detach().cpu()}, grads
+
+
+def of_all(model: nn.Module, x: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """:func:`values` where each rank takes a part of the batch: the whole output, and the gradients of the whole."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    output = model(x.chunk(ranks)[rank])
+    parts = [torch.empty_like(output) for _ in range(ranks)]
+    dist.all_gather(parts, output.detach())
+    whole_output = torch.cat(parts)
+    weights = torch.linspace(-1, 1, whole_output.numel(), dtype=output.dtype, device=x.device).view_as(whole_output)
+    (output * weights.chunk(ranks)[rank]).sum().mul(ranks).backward()  # the ranks' gradients are averaged
+    grads = {name.removeprefix("module."): p.grad.cpu() for name, p in model.named_parameters() if p.grad is not None}
+    return {"output": whole_output.cpu()}, grads
 
 
 def compared(kind: str, way: str, device: str = "cpu") -> list[tuple[str, list[list[int]]]]:
@@ -146,9 +158,9 @@ def compared(kind: str, way: str, device: str = "cpu") -> list[tuple[str, list[l
     assert report.swapped
     split = WAYS[way](model, place), WAYS[way](custom, place)
     references = values(exact, x)
-    stock = values(split[0], x)
     with profile(record_shapes=True) as seen:
-        got = values(split[1], x)
+        got = of_all(split[1], x) if way == "ddp" else values(split[1], x)
+    stock = of_all(split[0], x) if way == "ddp" else values(split[0], x)
     for name, index in (("output", 0), ("gradient", 1)):
         errors = [
             {key: measure(value, references[index][key]) for key, value in result[index].items()}
