@@ -15,6 +15,7 @@ import torch
 from timm.data.transforms_factory import create_transform
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler
+from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from zoo import data as sets
@@ -68,10 +69,12 @@ def open_data(data: str) -> Source:
         load: Callable[..., Any] = getattr(sets, name)
         parts = [load(root or None, train=train) for train in (True, False)]
         return _Grey(*((part.data.unsqueeze(1), part.targets) for part in parts))
+    if name in ("cifar10", "cifar100"):
+        return _Cifar(int(name.removeprefix("cifar")), root)
     if not Path(data).is_dir():
         raise ValueError(
-            f"data {data!r}: there is no such folder; expected a folder of images, digits, fashion_mnist[:DIR] or "
-            "mnist[:DIR]"
+            f"data {data!r}: there is no such folder; expected a folder of images, digits, fashion_mnist[:DIR], "
+            "mnist[:DIR], cifar10[:DIR] or cifar100[:DIR]"
         )
     return _Folder(Path(data))
 
@@ -206,6 +209,53 @@ def _brought(images: Tensor, side: int | None, channels: int) -> Tensor:
     if side is not None and images.shape[-1] != side:
         images = resized(images, side)
     return images if channels == 1 else images.expand(-1, channels, -1, -1).contiguous()
+
+
+# CIFAR
+
+
+class _Cifar(Source):
+    """Small colour images, moved by up to four pixels and mirrored at random, as CIFAR is trained on."""
+
+    def __init__(self, classes: int, root: str) -> None:
+        self.classes = classes
+        self.parts = {train: sets.cifar(classes, root or None, train=train) for train in (True, False)}
+
+    def train(self, model: nn.Module, config: TrainConfig) -> Images:
+        moved = [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip()]
+        return self._part(True, moved, model, config)
+
+    def test(self, model: nn.Module, config: TrainConfig) -> Images:
+        return self._part(False, [], model, config)
+
+    def _part(self, train: bool, before: list[Any], model: nn.Module, config: TrainConfig) -> Images:
+        normal = _normal(transform_for(config.model, model, config.weights))
+        side = config.size or input_side(model, transform_for(config.model, model, config.weights))
+        resize = [transforms.Resize(side)] if side not in (None, 32) else []
+        after = [transforms.ToTensor()]
+        if "mean" in normal:
+            after.append(transforms.Normalize(normal["mean"], normal["std"]))
+        whole = transforms.Compose([*before, *resize, *after])
+        return SmallImages(self.parts[train], whole, seed=config.seed)
+
+
+class SmallImages(Images):
+    """Images of a torchvision data set in memory, each transformed with random numbers of its own."""
+
+    def __init__(self, images: Dataset[Any], transform: Callable[[Any], Tensor], *, seed: int) -> None:
+        self.images, self.transform, self.seed = images, transform, seed
+
+    def __len__(self) -> int:
+        return len(self.images)  # type: ignore[arg-type]
+
+    def __getitems__(self, keys: Sequence[Key]) -> Batch:
+        images, labels = [], []
+        for epoch, index in keys:
+            image, label = self.images[index]
+            with seeded(self.seed, epoch, index):
+                images.append(self.transform(image))
+            labels.append(label)
+        return Batch(torch.stack(images), torch.tensor(labels), [])
 
 
 # Photographs

@@ -221,7 +221,10 @@ class _Run:
 
     def _load_rest(self, state: dict[str, Any], rng: dict[str, Any] | None) -> None:
         if self.scheduler is not None:
-            self.scheduler.load_state_dict(state["scheduler"])
+            own = self.scheduler.state_dict().items()
+            # its lists have a value for each group of parameters, which tp has more of; they follow from the settings
+            lists = {name: value for name, value in own if isinstance(value, list)}
+            self.scheduler.load_state_dict({**state["scheduler"], **lists})
         self.scaler.load_state_dict(state["scaler"])
         self.loss, self.counted, self.epoch_sum, self.epoch_mean = state["losses"]
         self.loss = self.loss.to(self.device)

@@ -10,6 +10,7 @@ import contextlib
 import os
 import pickle
 import secrets
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -67,16 +68,17 @@ class RunTensors:
     def put_whole(self, state: Mapping[str, Any], names: list[str]) -> None:
         """Set what one process saved, whole tensors: of each model by its name, and of the optimizer, whose
         parameters have these names in their order."""
-        options = StateDictOptions(full_state_dict=True)
         for name, model in self.models.items():
-            set_model_state_dict(model, state[name], options=options)
-        saved = state["optimizer"]
+            set_model_state_dict(model, state[name], options=StateDictOptions(full_state_dict=True))
+        saved, here = state["optimizer"], {id(p): name for name, p in self.models["model"].named_parameters()}
+        settings = {names[index]: group for group in saved["param_groups"] for index in group["params"]}
+        groups = [[here[id(p)] for p in group["params"]] for group in self.optimizer.param_groups]
         named: Any = {
             "state": {names[index]: value for index, value in saved["state"].items()},
-            "param_groups": [
-                {**group, "params": [names[index] for index in group["params"]]} for group in saved["param_groups"]
-            ],
+            # in the groups that there are here: they may be more, see strategies.split_groups
+            "param_groups": [{**settings[group[0]], "params": group} for group in groups],
         }
+        options = StateDictOptions(full_state_dict=True, strict=False)  # some optimizers keep no state
         set_optimizer_state_dict(self.models["model"], self.optimizer, named, options=options)
 
 
@@ -133,7 +135,9 @@ def read(path: Path, tensors: dict[str, Tensor], ranks: Ranks) -> dict[str, Any]
     """
     rest: dict[str, Any] = checkpoints.read(path / _REST)
     try:
-        load_together(tensors, storage_reader=_Reader(path), no_dist=not ranks.several)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is", UserWarning)  # of one process, which is meant
+            load_together(tensors, storage_reader=_Reader(path), no_dist=not ranks.several)
     except CheckpointException as error:
         rank, (reason, _) = next(iter(error.failures.items()))
         raise ValueError(f"rank {rank}: {type(reason).__name__}: {reason}") from None
