@@ -229,14 +229,15 @@ class _Cifar(Source):
         return self._part(False, [], model, config)
 
     def _part(self, train: bool, before: list[Any], model: nn.Module, config: TrainConfig) -> Images:
-        normal = _normal(transform_for(config.model, model, config.weights))
-        side = config.size or input_side(model, transform_for(config.model, model, config.weights))
-        resize = [transforms.Resize(side)] if side not in (None, 32) else []
-        after = [transforms.ToTensor()]
-        if "mean" in normal:
+        usual = transform_for(config.model, model, config.weights)
+        normal, values = _normal(usual), getattr(model, "in_features", None)
+        grey = values is not None and values != 3 * 32 * 32  # a perceptron's, of a square image
+        side = config.size or (32 if values == 3 * 32 * 32 else input_side(model, usual))
+        after: list[Any] = [transforms.Resize(side)] if side not in (None, 32) else []
+        after += [*([transforms.Grayscale()] if grey else []), transforms.ToTensor()]
+        if "mean" in normal and not grey:
             after.append(transforms.Normalize(normal["mean"], normal["std"]))
-        whole = transforms.Compose([*before, *resize, *after])
-        return SmallImages(self.parts[train], whole, seed=config.seed)
+        return SmallImages(self.parts[train], transforms.Compose([*before, *after]), seed=config.seed)
 
 
 class SmallImages(Images):
