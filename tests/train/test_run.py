@@ -17,6 +17,7 @@ from torch.utils.data import TensorDataset
 from zoo import checkpoint, data, factory
 from zoo.preparing import resized
 from zoo.train import TrainConfig, run, train
+from zoo.train.building import build_model
 from zoo.train.checkpoints import latest, listed
 from zoo.train.lock import locked
 from zoo.train.log import Log, read_log
@@ -304,7 +305,7 @@ def test_compiled_or_recomputed_it_is_the_same_run(tmp_path: Path, monkeypatch: 
 def test_activations_are_really_recomputed(tmp_path: Path) -> None:
     """By a model of timm's; torchvision's have no such switch."""
     config = config_for(model="timm/test_vit", grad_checkpointing=True)
-    assert run._build(config, 10, torch.device("meta")).grad_checkpointing
+    assert build_model(config, 10, torch.device("meta")).grad_checkpointing
     config = config_for(model="torchvision/mnasnet0_5", grad_checkpointing=True)
     with pytest.raises(ValueError, match=r"grad_checkpointing: torchvision/mnasnet0_5 has no gradient checkpointing"):
         train(config, tmp_path / "run")

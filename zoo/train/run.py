@@ -14,19 +14,23 @@ from typing import Any
 import timm
 import torch
 import torch.nn.functional as F
-from timm.data.mixup import Mixup
-from timm.optim import create_optimizer_v2, list_optimizers  # type: ignore[attr-defined]
-from timm.scheduler.scheduler_factory import create_scheduler_v2
 from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 
 from zoo.checkpoint import save_checkpoint
 from zoo.data import count_right, top1
-from zoo.factory import create
-from zoo.naming import unknown_name
 from zoo.train import checkpoints, split_checkpoints, strategies
+from zoo.train.building import (
+    build_mixup,
+    build_model,
+    build_optimizer,
+    build_scheduler,
+    has_batch_norms,
+    parameter_names,
+    steps_per_epoch,
+)
 from zoo.train.config import TrainConfig, differences, read_config, write_config
-from zoo.train.data import Batch, Images, Part, Source, batches_to_test, open_data, training_batches
+from zoo.train.data import Batch, Part, Source, batches_to_test, open_data, training_batches
 from zoo.train.lock import locked
 from zoo.train.log import Log, Silence
 from zoo.train.randomness import rng_state, seed_all, seed_rank, set_rng_state
@@ -146,31 +150,20 @@ class _Run:
         self.split = ranks.several and config.strategy != "ddp"
         self.part: Part = (0, 1) if self.split and config.strategy == "tp" else (ranks.rank, ranks.size)
         seed_all(config.seed)
-        self.model = _build(config, source.classes, self.device)
+        self.model = build_model(config, source.classes, self.device)
         self.images, self.tests = source.train(self.model, config), source.test(self.model, config)
-        self.steps_per_epoch = _steps_per_epoch(config, self.images)
+        self.steps_per_epoch = steps_per_epoch(config, self.images)
         self.steps = self.steps_per_epoch * config.epochs
         # before the model is spread: what it is then cannot be copied
         self.ema = None if config.ema is None else ModelEmaV3(self.model, decay=config.ema, foreach=not self.split)
         self.runner = self._spread()
-        self.optimizer = _optimizer(config, self.model)
-        self.names = _names(self.optimizer, self.model)
+        self.optimizer = build_optimizer(config, self.model)
+        self.names = parameter_names(self.optimizer, self.model)
         if self.split:
             strategies.split_groups(self.optimizer)
-        self.scheduler, _ = create_scheduler_v2(
-            self.optimizer,
-            config.schedule,
-            num_epochs=config.epochs,
-            warmup_epochs=config.warmup_epochs,
-            warmup_lr=0.0,
-            min_lr=config.min_lr,
-            decay_epochs=config.decay_epochs,
-            decay_rate=config.decay_rate,
-            step_on_epochs=False,
-            updates_per_epoch=self.steps_per_epoch,
-        )
+        self.scheduler = build_scheduler(config, self.optimizer, self.steps_per_epoch)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.autocast == "fp16")
-        self.mixup = _mixup(config, self.model, source.classes)
+        self.mixup = build_mixup(config, self.model, source.classes)
         self.step = 0
         self.loss = torch.zeros((), device=self.device)  # summed since the last line of the log
         self.counted = 0
@@ -187,7 +180,7 @@ class _Run:
             self.model.compile()
         if not self.ranks.several:
             return self.model
-        if _batch_norms(self.model) and self.part[1] > 1 and not self.config.sync_bn:
+        if has_batch_norms(self.model) and self.part[1] > 1 and not self.config.sync_bn:
             self.say("each rank's batch norms see its own part of a batch; with sync_bn they see all of it, on GPUs")
         runner = strategies.spread(self.model, self.config.strategy, self.ranks)
         if self.ema is not None and self.split:
@@ -410,7 +403,7 @@ class _Run:
             model = self.shown
             if weights is not None:
                 plain = dataclasses.replace(self.config, weights=None, reset_head=False)
-                model = _build(plain, self.classes, torch.device("meta"))
+                model = build_model(plain, self.classes, torch.device("meta"))
                 model.load_state_dict(weights, assign=True)
             save_checkpoint(model, self.folder / name, metadata=metadata)
 
@@ -489,71 +482,3 @@ class _Run:
             "versions": {"zoo": __version__, "torch": str(torch.__version__), "timm": timm.__version__},
         }
         self.log.write("start" if resumed_from is None else "resume", self.step, facts)
-
-
-def _build(config: TrainConfig, classes: int, device: torch.device) -> nn.Module:
-    options = {"num_classes": classes, **config.options}
-    if isinstance(options["num_classes"], int) and options["num_classes"] < classes:
-        raise ValueError(f"num_classes: got {options['num_classes']}, and the data has {classes} classes")
-    asked = {"weights": config.weights, "reset_head": config.reset_head, "custom_linear": config.custom_linear}
-    try:
-        model = create(config.model, **{**options, **asked}, device=device)
-    except TypeError as error:
-        raise ValueError(str(error)) from error
-    if config.grad_checkpointing:
-        _checkpoint_gradients(model, config.model)
-    if config.sync_bn and torch.distributed.is_initialized():
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    return model.to(memory_format=torch.channels_last) if config.channels_last else model
-
-
-def _checkpoint_gradients(model: nn.Module, name: str) -> None:
-    switch = getattr(model, "set_grad_checkpointing", None)
-    try:
-        if switch is None:
-            raise AssertionError
-        switch(True)
-    except AssertionError:  # how timm's models say that they cannot
-        raise ValueError(
-            f"grad_checkpointing: {name} has no gradient checkpointing of its own (set_grad_checkpointing), as most of "
-            "timm's models have; leave it out"
-        ) from None
-
-
-def _batch_norms(model: nn.Module) -> bool:
-    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
-
-
-def _names(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[str]:
-    """The names of an optimizer's parameters, in the order in which its state counts them."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _steps_per_epoch(config: TrainConfig, images: Images) -> int:
-    steps = len(images) // (config.batch_size * config.accumulate)
-    if not steps:
-        raise ValueError(
-            f"batch_size {config.batch_size} x accumulate {config.accumulate}: the data has only {len(images)} images "
-            "to train with; choose a smaller batch"
-        )
-    return steps
-
-
-def _optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
-    known = [str(name) for name in list_optimizers()]
-    if config.optimizer not in known:
-        raise unknown_name("optimizer", config.optimizer, known)
-    fields = {name: getattr(config, name) for name in ("lr", "weight_decay", "momentum")}
-    return create_optimizer_v2(model, config.optimizer, **fields)
-
-
-def _mixup(config: TrainConfig, model: nn.Module, classes: int) -> Mixup | None:
-    if not (config.mixup or config.cutmix):
-        return None
-    return Mixup(
-        mixup_alpha=config.mixup,
-        cutmix_alpha=config.cutmix,
-        label_smoothing=config.label_smoothing,
-        num_classes=getattr(model, "num_classes", None) or config.options.get("num_classes", classes),
-    )
