@@ -107,6 +107,15 @@ sm90::Operand operand(const Side& side, const sm90::Planes& p) {
   return o;
 }
 
+// float32 that the kernel splits itself.
+sm90::Operand raw_operand(const Side& side) {
+  sm90::Operand o = operand(side.layout, side.data);
+  o.source = static_cast<const float*>(side.data);
+  o.source_row = side.layout.outer;
+  o.source_k = side.layout.k;
+  return o;
+}
+
 // A product by tiles, with what it needs on its way. Planes of `a` that are there already are taken as they are.
 void run_tiles(
     const Product& p, Type type, const Choice& c, const Query& q, const Tensor& like, const Launch& launch,
@@ -127,6 +136,7 @@ void run_tiles(
   problem.K = static_cast<int32_t>(p.K);
   problem.type = type;
   problem.planes = c.kernel == Kernel::split6 ? 3 : c.kernel == Kernel::split3 ? 2 : 1;
+  problem.raw_a = c.raw_a;
   problem.bias = p.bias;
   problem.y = p.y;
   problem.z = p.z;
@@ -142,7 +152,7 @@ void run_tiles(
   } else {
     sm90::Planes jobs[2];
     Side* sides[2] = {&b, &a};
-    const int count = a_planes ? 1 : 2;
+    const int count = a_planes || c.raw_a ? 1 : 2;
     int64_t size = 0, flags = 0;
     for (int i = 0; i < count; ++i) {
       jobs[i] = planes(*sides[i], p.K, problem.planes);
@@ -159,7 +169,7 @@ void run_tiles(
       flag += sm90::split_blocks(jobs[i].rows, jobs[i].cols);
     }
     sm90::split(jobs[0], count > 1 ? jobs[1] : sm90::Planes{}, launch.stream);
-    problem.a = a_planes ? *a_planes : operand(a, jobs[1]);
+    problem.a = a_planes ? *a_planes : c.raw_a ? raw_operand(a) : operand(a, jobs[1]);
     problem.b = operand(b, jobs[0]);
   }
   if (c.spread) {
@@ -330,7 +340,9 @@ bool run_backward(const Backward& b, const Tensor& like, const Launch& launch) {
   dw.y = b.weight_grad;
   dx.a = {b.grad.data, 0, ld, b.grad.col_stride};
   dw.a = {b.grad.data, 0, b.grad.col_stride, ld};
-  const Query dx_query = query_of(dx, type, launch), dw_query = query_of(dw, type, launch);
+  Query dx_query = query_of(dx, type, launch);
+  const Query dw_query = query_of(dw, type, launch);
+  dx_query.a_in_planes = b.weight_grad != nullptr;  // dW has dY in planes anyway
   if (dx_query.capability != 90 || !dx_query.hopper) return false;
   const Choice dx_choice = b.input_grad ? choice_of(dx_query) : Choice{};
   const Choice dw_choice = b.weight_grad ? choice_of(dw_query) : Choice{};
@@ -345,7 +357,7 @@ bool run_backward(const Backward& b, const Tensor& like, const Launch& launch) {
     }
   }
   if (!whole) return false;
-  const auto takes_planes = [](const Choice& c) { return by_planes(c) && !c.pack_a; };
+  const auto takes_planes = [](const Choice& c) { return by_planes(c) && !c.pack_a && !c.raw_a; };
   if (f32 && ((b.input_grad && !takes_planes(dx_choice)) || (b.weight_grad && !takes_planes(dw_choice)) ||
               !(b.input_grad || b.weight_grad))) {
     return false;

@@ -7,13 +7,15 @@
 // under the products of the other; without, the workers share a tile by rows.
 //
 // float32 comes as two or three bf16 planes an operand (planes.cu); three or six products of planes make one of float32. The tensor
-// core's accumulator truncates, so it is added into float registers every `promote` of K.
+// core's accumulator truncates, so it is added into float registers every `promote` of K. With `raw`, A comes as float32
+// itself and is split on its way through the workers' registers (raw.cuh).
 //
 // Tiles that do not fill a whole round of all blocks can be spread: their blocks of K are dealt out evenly, and who ends
 // a tile last adds the pieces up.
 #pragma once
 
 #include "epilogue.cuh"
+#include "raw.cuh"
 
 namespace zoo::cuda::sm90 {
 
@@ -56,7 +58,7 @@ struct Args {
 };
 
 template <typename T_, int planes_, int m_, int n_, int k_, bool a_mn_, bool b_mn_, int workers_, bool alone_,
-          int stages_, int promote_ = 32, bool grad_ = false>
+          int stages_, int promote_ = 32, bool grad_ = false, bool raw_ = false>
 struct Config {
   using T = T_;
   using Out = std::conditional_t<planes_ == 1, T, float>;
@@ -64,12 +66,13 @@ struct Config {
   static constexpr bool a_mn = a_mn_, b_mn = b_mn_, alone = alone_;
   static constexpr int promote = promote_;
   static constexpr bool grad = grad_;  // y = (A B) act'(z), and y's column sums
+  static constexpr bool raw = raw_;    // A is float32, not its planes
   static constexpr int worker_m = alone ? m : m / workers;
   static constexpr int strips = worker_m / 64;  // of 64 rows, a worker
   static constexpr int threads = 128 * (1 + workers);
   static constexpr int producer_registers = workers == 3 ? 32 : planes > 1 ? 40 : 24;
   static constexpr int worker_registers = workers == 3 ? 160 : planes > 1 ? 232 : 240;
-  static constexpr int a_bytes = planes * m * k * 2, b_bytes = planes * n * k * 2;
+  static constexpr int a_bytes = raw ? m * k * 4 : planes * m * k * 2, b_bytes = planes * n * k * 2;
   static constexpr int stage_bytes = a_bytes + b_bytes;
   static constexpr int buffers = planes != 1 ? 0 : m * n <= 128 * 192 ? 4 : 2;  // a warp, 16 rows x 64 columns each
   static constexpr int warp_staging = buffers * 2048;
@@ -77,22 +80,25 @@ struct Config {
   static constexpr int bias_bytes = workers * n * sizeof(Out);
   static constexpr int shared_bytes = 1024 + stages * stage_bytes + staging_bytes + bias_bytes + 384;
   static_assert(!grad || (alone && planes == 1));
-  static_assert(worker_m % 64 == 0 && n % 64 == 0 && k % 16 == 0 && stages <= 14);
+  static_assert(!raw || (planes == 3 && !a_mn && k == kRawDepth && promote == k && !alone));
+  static_assert(worker_m % 64 == 0 && n % 32 == 0 && k % 16 == 0 && stages <= 14);
   static_assert(shared_bytes <= 227 * 1024, "a block has 227 KiB");
 };
 
-// One operand's share of a stage. K-major: planes of rows x k. MN-major: blocks of 64 rows, in them planes of k x 64.
+// One operand's share of a stage. K-major: planes of rows x k. MN-major: blocks of 64 rows, or of 32 where these are too
+// many, in them planes of k x block.
 template <bool mn, int planes, int rows, int k>
 struct StageOperand {
-  static constexpr ptx::Swizzle swizzle = mn || k == 64 ? ptx::Swizzle::b128 : ptx::Swizzle::b64;
+  static constexpr int block = rows % 64 == 0 ? 64 : 32;
+  static constexpr ptx::Swizzle swizzle = (mn ? block : k) == 64 ? ptx::Swizzle::b128 : ptx::Swizzle::b64;
 
   static __device__ __forceinline__ void load(const CUtensorMap* map, uint32_t at, uint32_t barrier, int row, int depth) {
 #pragma unroll
     for (int p = 0; p < planes; ++p) {
       if constexpr (mn) {
 #pragma unroll
-        for (int b = 0; b < rows / 64; ++b) {
-          ptx::tma_load(at + (b * planes + p) * k * 128, map, barrier, row + 64 * b, depth, p);
+        for (int b = 0; b < rows / block; ++b) {
+          ptx::tma_load(at + (b * planes + p) * k * block * 2, map, barrier, row + block * b, depth, p);
         }
       } else {
         ptx::tma_load(at + p * rows * k * 2, map, barrier, depth, row, p);
@@ -103,7 +109,8 @@ struct StageOperand {
   // The 16 columns from 16 * step of K, rows from `row`, of a plane.
   static __device__ __forceinline__ uint64_t tile(uint32_t at, int plane, int row, int step) {
     if constexpr (mn) {
-      return ptx::descriptor(at + (row / 64 * planes + plane) * k * 128 + step * 16 * 128, planes * k * 128, 1024, swizzle);
+      return ptx::descriptor(
+          at + ((row / block * planes + plane) * k + step * 16) * block * 2, planes * k * block * 2, 8 * block * 2, swizzle);
     } else {
       return ptx::descriptor(at + plane * rows * k * 2 + row * k * 2 + step * 32, 0, 8 * k * 2, swizzle);
     }
@@ -194,7 +201,8 @@ struct Kernel {
         const uint32_t barrier = full + 8 * ring.stage, at = stages + ring.stage * C::stage_bytes;
         ptx::barrier_expect(barrier, C::stage_bytes);
         const int depth = (tile.first + i) * C::k;
-        A::load(&args.a, at, barrier, tile.m * C::m, depth);
+        if constexpr (C::raw) ptx::tma_load_2d(at, &args.a, barrier, depth, tile.m * C::m);
+        else A::load(&args.a, at, barrier, tile.m * C::m, depth);
         B::load(&args.b, at + C::a_bytes, barrier, tile.n * C::n, depth);
       }
     }
@@ -290,6 +298,56 @@ struct Kernel {
       }
       ring.step();
     }
+  }
+
+  // The same with A split on the way, a strip after the other. While one worker reads, splits and adds, the other's products
+  // run.
+  __device__ __forceinline__ void multiply_raw(
+      Accumulators& acc, Ring<C::stages>& ring, int blocks, int row, int worker) {
+    float chunk[C::n / 2];
+    const uint32_t offset = row * kRawDepth * 4 + raw_offset();
+#pragma unroll
+    for (int s = 0; s < C::strips; ++s) {
+#pragma unroll
+      for (int j = 0; j < C::n / 2; ++j) acc[s][j] = 0.f;
+    }
+    for (int i = 0; i < blocks; ++i) {
+      ptx::barrier_wait(full + 8 * ring.stage, ring.phase);
+      const uint32_t at = stages + ring.stage * C::stage_bytes;
+#pragma unroll
+      for (int s = 0; s < C::strips; ++s) {
+        uint32_t a[C::k / 16][3][4];
+        raw_planes(a, at + s * 64 * kRawDepth * 4, offset);
+        pin_planes(a);
+        ptx::named_sync(1 + worker, 256);
+        ptx::forget(chunk);
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int product = 0; product < 6; ++product) {
+          constexpr int a_planes[6] = {2, 0, 1, 1, 0, 0}, b_planes[6] = {0, 2, 1, 0, 1, 0};
+#pragma unroll
+          for (int k = 0; k < C::k / 16; ++k) {
+            ptx::wgmma_registers<C::n, C::b_mn>(
+                chunk, a[k][a_planes[product]], B::tile(at + C::a_bytes, b_planes[product], 0, k), product | k);
+          }
+        }
+        ptx::wgmma_commit();
+        ptx::named_arrive(1 + (worker + 1) % C::workers, 256);
+        ptx::pin(chunk);
+        ptx::wgmma_wait<0>();
+        ptx::pin(chunk);
+        pin_planes(a);
+        if (s == C::strips - 1) release(ring.stage);
+#pragma unroll
+        for (int j = 0; j < C::n / 2; ++j) acc[s][j] += chunk[j];
+      }
+      ring.step();
+    }
+  }
+
+  static __device__ __forceinline__ void pin_planes(uint32_t (&a)[C::k / 16][3][4]) {
+#pragma unroll
+    for (int i = 0; i < C::k / 16 * 3; ++i) ptx::pin(a[i / 3][i % 3]);
   }
 
   // A piece of a spread tile: left for whoever comes last, who adds them up, always in the same order. True for that one.
@@ -497,6 +555,7 @@ struct Kernel {
   }
 
   // The first planes are rounded up by as much as one part in 500, and their product may overflow where float32's does not.
+  // And raw A's planes of what is not finite are NaN.
   __device__ __forceinline__ bool overflown(const Accumulators& acc) {
     bool any = false;
 #pragma unroll
@@ -557,6 +616,7 @@ struct Kernel {
         fetch(tile, 0, buffers, barriers);
       }
       if constexpr (C::planes == 1) multiply(acc, ring, tile.blocks, row, worker);
+      else if constexpr (C::raw) multiply_raw(acc, ring, tile.blocks, row, worker);
       else multiply_planes(acc, ring, tile.blocks, row, worker);
       if (tile.spread >= 0 && !collect(acc, tile, walk, worker)) continue;
       if constexpr (C::grad) {
