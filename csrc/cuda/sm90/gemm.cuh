@@ -464,7 +464,7 @@ struct Kernel {
     for (int i = 0; i < C::strips * wide; ++i) {
       const int q = i % wide, m = tile.m * C::m + row + i / wide * 64 + 16 * warp, n = tile.n * C::n + kPiece * q;
       if (m >= args.M || n >= args.N) continue;
-      float v[16];
+      float v[16] = {};  // or else they stay live from tile to tile: no one branch of `pick` is sure to be taken
       pick(v, acc, i);
       if (args.bias) add_bias<Out>(v, bias_at + kPiece * q * sizeof(Out));
       if (both) to_memory(static_cast<Out*>(args.z_data), args.ld, v, m, n, args.M, args.N);
