@@ -95,7 +95,7 @@ def test_forward_and_gradients(force, kernel, dtype):
 
 @pytest.mark.parametrize("kernel", RAW)
 def test_a_split_in_registers(force, kernel):
-    """The forward and dX, where A lies along K: sizes that fill no tile, more tiles than blocks, rows that lie apart."""
+    """The forward and dX, where A lies along K: no size fills a tile, more tiles than blocks, rows that lie apart."""
     force(kernel)
     limit = LIMITS[torch.float32]
     names = list(ACTIVATIONS)

@@ -74,7 +74,8 @@ struct Config {
   static constexpr int worker_registers = workers == 3 ? 160 : planes > 1 ? 232 : 240;
   static constexpr int a_bytes = raw ? m * k * 4 : planes * m * k * 2, b_bytes = planes * n * k * 2;
   static constexpr int stage_bytes = a_bytes + b_bytes;
-  static constexpr int buffers = planes != 1 ? 0 : m * n <= 128 * 192 ? 4 : 2;  // a warp, 16 rows x 64 columns each
+  // a warp, of 16 rows x 128 bytes each
+  static constexpr int buffers = raw ? 4 : planes != 1 ? 0 : m * n <= 128 * 192 ? 4 : 2;
   static constexpr int warp_staging = buffers * 2048;
   static constexpr int staging_bytes = workers * 4 * warp_staging;
   static constexpr int bias_bytes = workers * n * sizeof(Out);
@@ -444,13 +445,45 @@ struct Kernel {
     }
   }
 
+  // float32 by whole lines of 128 bytes, which leave while the next piece is worked on.
+  __device__ __forceinline__ void finish_floats(
+      Accumulators& acc, const Tile& tile, int row, uint32_t bias_at, uint32_t buffers, int& turn) {
+    constexpr int wide = C::n / kPiece;
+    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+    const bool both = args.z_data != nullptr;
+#pragma unroll 1
+    for (int i = 0; i < C::strips * wide; ++i) {
+      const int q = i % wide, m = tile.m * C::m + row + i / wide * 64 + 16 * warp, n = tile.n * C::n + kPiece * q;
+      if (m >= args.M || n >= args.N) continue;
+      const uint32_t z_at = buffers + 2 * turn * 2048, y_at = z_at + 2048;
+      if (lane == 0) ptx::tma_wait_read<1>();  // what left these two before
+      __syncwarp();
+      float v[16] = {};  // as in finish
+      pick(v, acc, i);
+      if (args.bias) add_bias<float>(v, bias_at + kPiece * q * sizeof(float));
+      if (both) floats_to_shared(z_at, v);
+      activate<true>(v, args.act);
+      floats_to_shared(y_at, v);
+      ptx::proxy_fence();
+      __syncwarp();
+      if (lane == 0) {
+        if (both) ptx::tma_store(&args.z, z_at, n, m);
+        ptx::tma_store(&args.y, y_at, n, m);
+        ptx::tma_commit();
+      }
+      turn ^= 1;
+    }
+  }
+
   __device__ __forceinline__ void finish(
       Accumulators& acc, const Tile& tile, int row, uint32_t bias_at, uint32_t buffers, int& turn) {
     using Out = typename C::Out;
     constexpr int wide = C::n / kPiece;
     const int warp = threadIdx.x % 128 / 32;
     const bool both = args.z_data != nullptr;
-    if constexpr (C::planes == 1) {
+    if constexpr (C::raw) {
+      if (args.staged) return finish_floats(acc, tile, row, bias_at, buffers, turn);
+    } else if constexpr (C::planes == 1) {
       if (args.staged) {  // one straight path an activation: jumps starve the instruction cache
         switch (args.act) {
           case none: return finish_staged<none>(acc, tile, row, bias_at, buffers, turn);
@@ -568,6 +601,7 @@ struct Kernel {
 
   // A worker's part of a tile again, in plain float32.
   __device__ void redo(const Tile& tile, int row, int worker) {
+    if (C::buffers > 0 && threadIdx.x % 32 == 0) ptx::tma_wait_all();  // the first results may not arrive after these
     ptx::named_sync(8 + worker, 128);
     for (int e = threadIdx.x % 128; e < C::worker_m * C::n; e += 128) {
       const int m = tile.m * C::m + row + e / C::n, n = tile.n * C::n + e % C::n;

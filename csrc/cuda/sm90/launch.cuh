@@ -91,13 +91,15 @@ void launch(const Problem& p, cudaStream_t stream) {
   };
   args.a_source = source(p.a);
   args.b_source = source(p.b);
-  args.staged = C::planes == 1 && p.ld % 8 == 0;
+  args.staged = C::buffers > 0 && p.ld % (C::raw ? 4 : 8) == 0;
   if (C::raw) encode(&args.a, 2, Type::f32, p.a.data, p.K, p.M, 1, p.a.ld, 0, C::k, C::m);
   else encode_operand<C::a_mn>(&args.a, type, p.a, p.M, p.K, C::planes, C::m, C::k);
   encode_operand<C::b_mn>(&args.b, type, p.b, p.N, p.K, C::planes, C::n, C::k);
   if (args.staged) {
-    encode(&args.y, 2, type, p.y, p.N, p.M, 1, p.ld, 0, 64, 16);
-    if (p.z) encode(&args.z, 2, type, p.z, p.N, p.M, 1, p.ld, 0, 64, 16);
+    constexpr Type out = C::raw ? Type::f32 : type;
+    constexpr int columns = C::raw ? 32 : 64;  // 128 bytes
+    encode(&args.y, 2, out, p.y, p.N, p.M, 1, p.ld, 0, columns, 16);
+    if (p.z) encode(&args.z, 2, out, p.z, p.N, p.M, 1, p.ld, 0, columns, 16);
   }
   const int blocks = args.whole > 0 ? std::min(p.processors, args.whole) : int(std::min<int64_t>(p.processors, spread));
   if (spread > 0) {

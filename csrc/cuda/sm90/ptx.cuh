@@ -201,6 +201,10 @@ __device__ __forceinline__ float2 load2_shared(uint32_t address) {
   return v;
 }
 
+__device__ __forceinline__ void store2_shared(uint32_t address, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
+}
+
 template <typename T>
 __device__ __forceinline__ void store_shared(uint32_t address, T v) {
   if constexpr (sizeof(T) == 4) asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");

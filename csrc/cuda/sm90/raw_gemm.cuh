@@ -10,9 +10,9 @@ void raw_layout(const Problem& p, cudaStream_t stream) {
   using T = __nv_bfloat16;
   switch (p.config) {
     //                                       m    n   k                workers alone stages promote grad raw
-    case 8: return launch<Config<T, 3, 128, 192, 32, false, b_mn, 2, false, 4, 32, false, true>>(p, stream);
-    case 9: return launch<Config<T, 3, 128, 128, 32, false, b_mn, 2, false, 5, 32, false, true>>(p, stream);
-    case 10: return launch<Config<T, 3, 256, 96, 32, false, b_mn, 2, false, 4, 32, false, true>>(p, stream);
+    case 8: return launch<Config<T, 3, 128, 192, 32, false, b_mn, 2, false, 3, 32, false, true>>(p, stream);
+    case 9: return launch<Config<T, 3, 128, 128, 32, false, b_mn, 2, false, 4, 32, false, true>>(p, stream);
+    case 10: return launch<Config<T, 3, 256, 96, 32, false, b_mn, 2, false, 3, 32, false, true>>(p, stream);
   }
   no_such(p);
 }
