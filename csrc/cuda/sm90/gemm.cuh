@@ -302,24 +302,30 @@ struct Kernel {
   }
 
   // The same with A split on the way, a strip after the other. While one worker reads, splits and adds, the other's products
-  // run.
+  // run; where registers allow it, a worker's own do, too.
   __device__ __forceinline__ void multiply_raw(
       Accumulators& acc, Ring<C::stages>& ring, int blocks, int row, int worker) {
+    constexpr bool ahead = C::strips * C::n / 2 + C::n / 2 + 2 * 24 <= 200;
     float chunk[C::n / 2];
+    uint32_t a[1 + ahead][C::k / 16][3][4];
     const uint32_t offset = row * kRawDepth * 4 + raw_offset();
+    const auto at = [&] { return stages + ring.stage * C::stage_bytes; };
+    const auto wait = [&] { ptx::barrier_wait(full + 8 * ring.stage, ring.phase); };
 #pragma unroll
     for (int s = 0; s < C::strips; ++s) {
 #pragma unroll
       for (int j = 0; j < C::n / 2; ++j) acc[s][j] = 0.f;
     }
+    if constexpr (ahead) {
+      wait();
+      raw_planes(a[0], at(), offset);
+    }
     for (int i = 0; i < blocks; ++i) {
-      ptx::barrier_wait(full + 8 * ring.stage, ring.phase);
-      const uint32_t at = stages + ring.stage * C::stage_bytes;
+      if constexpr (!ahead) wait();
 #pragma unroll
       for (int s = 0; s < C::strips; ++s) {
-        uint32_t a[C::k / 16][3][4];
-        raw_planes(a, at + s * 64 * kRawDepth * 4, offset);
-        pin_planes(a);
+        if constexpr (!ahead) raw_planes(a[0], at() + s * 64 * kRawDepth * 4, offset);
+        pin_planes(a[0]);
         ptx::named_sync(1 + worker, 256);
         ptx::forget(chunk);
         ptx::wgmma_fence();
@@ -329,20 +335,34 @@ struct Kernel {
 #pragma unroll
           for (int k = 0; k < C::k / 16; ++k) {
             ptx::wgmma_registers<C::n, C::b_mn>(
-                chunk, a[k][a_planes[product]], B::tile(at + C::a_bytes, b_planes[product], 0, k), product | k);
+                chunk, a[0][k][a_planes[product]], B::tile(at() + C::a_bytes, b_planes[product], 0, k), product | k);
           }
         }
         ptx::wgmma_commit();
         ptx::named_arrive(1 + (worker + 1) % C::workers, 256);
+        const int stage = ring.stage;
+        if (s == C::strips - 1) ring.step();
+        if constexpr (ahead) {
+          if (s < C::strips - 1) {
+            raw_planes(a[ahead], at() + (s + 1) * 64 * kRawDepth * 4, offset);
+          } else if (i + 1 < blocks) {
+            wait();
+            raw_planes(a[ahead], at(), offset);
+          }
+          pin_planes(a[ahead]);
+        }
         ptx::pin(chunk);
         ptx::wgmma_wait<0>();
         ptx::pin(chunk);
-        pin_planes(a);
-        if (s == C::strips - 1) release(ring.stage);
+        pin_planes(a[0]);
+        if (s == C::strips - 1) release(stage);
 #pragma unroll
         for (int j = 0; j < C::n / 2; ++j) acc[s][j] += chunk[j];
+        if constexpr (ahead) {
+#pragma unroll
+          for (int j = 0; j < C::k / 16 * 12; ++j) a[0][j / 12][j / 4 % 3][j % 4] = a[1][j / 12][j / 4 % 3][j % 4];
+        }
       }
-      ring.step();
     }
   }
 
