@@ -283,9 +283,9 @@ Candidate by_tiles(const Query& q, Kernel kernel, const Forced& forced) {
   if (c.why_not) return c;
   const int products = kernel == Kernel::split6 ? 6 : kernel == Kernel::split3 ? 3 : 1;
   const char* no_raw = q.a_in_planes ? "takes no planes of a, which are there"
-                       : q.a.k_major() && tma_reads(q.a, q.M, q.K, q.type)
+                       : tma_reads(q.a, q.M, q.K, q.type) && (q.a.k_major() || q.b.mn_major())
                            ? nullptr
-                           : "splits rows of a along K, in whole 16 bytes";
+                           : "splits a in rows of whole 16 bytes, along M only with b along N";
   bool first = true;
   auto consider = [&](const Shape& s) {
     if (forced.config >= 0 && forced.config != s.config) return;
@@ -385,6 +385,15 @@ const char* name_of(Kernel kernel) {
     case Kernel::split6: return "split6";
   }
   return "";
+}
+
+bool forces_raw(const char* text) {
+  const Forced forced = parse(text);
+  if (!forced.kernel || *forced.kernel != Kernel::split6) return false;
+  for (const Shape& s : kSplit) {
+    if (s.config == forced.config) return s.raw;
+  }
+  return false;
 }
 
 Together choose_together(

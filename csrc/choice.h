@@ -74,6 +74,9 @@ struct Trace {
 // allocated.
 Choice choose(const Query& query, const char* forced, Trace* trace);
 
+// Whether `forced` names a tile shape of split6 that splits a in registers.
+bool forces_raw(const char* forced);
+
 // A backward pass's two products in one launch of `small`, with db and the activation's derivative.
 struct Together {
   bool better = false;

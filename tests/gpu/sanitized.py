@@ -30,15 +30,19 @@ def hopper():
 
 
 def raw():
-    """A split in registers: the forward and dX, on tiles that are cut off, and an infinity that is computed again."""
+    """A split in registers: all three products on tiles that are cut off, dW turned, an infinity that is computed again."""
     for kernel in ("split6:8:0", "split6:9:1", "split6:10:1"):
         os.environ["ZOO_LINEAR_KERNEL"] = kernel
         for m, k, n in ((200, 200, 328), (300, 36, 100)):
             x, w, b = (torch.randn(*s, device="cuda") for s in ((m, k), (n, k), (n,)))
             y, _ = torch.ops.zoo.linear_activation(x, w, b, "gelu", True)
             ops.linear_input_grad(y, w)
+            ops.linear_weight_grad(y, x)
             x[m // 2, k // 2] = torch.inf
             ops.linear(x, w)
+    os.environ["ZOO_LINEAR_KERNEL"] = "split6"
+    x, z, g = torch.randn(500, 644, device="cuda"), *torch.randn(2, 500, 72, device="cuda")
+    torch.ops.zoo.linear_backward(g, z, x, None, "gelu", False, True, True)
     del os.environ["ZOO_LINEAR_KERNEL"]
 
 

@@ -95,7 +95,7 @@ def test_forward_and_gradients(force, kernel, dtype):
 
 @pytest.mark.parametrize("kernel", RAW)
 def test_a_split_in_registers(force, kernel):
-    """The forward and dX, where A lies along K: no size fills a tile, more tiles than blocks, rows that lie apart."""
+    """All three products: no size fills a tile, more tiles than blocks, rows that lie apart."""
     force(kernel)
     limit = LIMITS[torch.float32]
     names = list(ACTIVATIONS)
@@ -115,15 +115,58 @@ def test_a_split_in_registers(force, kernel):
         g = normal(m, n)
         if n % 4 == 0:
             check(ops.linear_input_grad(g, w), g.double() @ w.double(), limit, f"{what}: dX")
-            alone = torch.ops.zoo.linear_backward(g, None, None, w, "none", True, False, False)[0]
-            check(alone, g.double() @ w.double(), limit, f"{what}: dX of linear_backward")
+            check(ops.linear_weight_grad(g, x), g.double().t() @ x.double(), limit, f"{what}: dW")
+            assert torch.equal(ops.linear_weight_grad(g, x), ops.linear_weight_grad(g, x)), f"{what}: dW differs"
+            got = torch.ops.zoo.linear_backward(g, None, x, w, "none", True, True, False)
+            check(got[0], g.double() @ w.double(), limit, f"{what}: dX of linear_backward")
+            check(got[1], g.double().t() @ x.double(), limit, f"{what}: dW of linear_backward")
     wide, w = normal(300, 520), normal(200, 131)
     for x in (wide[:, 4:135], wide[::2, :131], wide[7:8, :131]):
         check(ops.linear(x, w), F.linear(x.double(), w.double()), limit, f"{kernel} {x.stride()}")
-    turned = normal(520, 300).t()  # K does not run along its memory
+    turned = normal(520, 300).t()  # along its rows, and W along K
     for x, weight in ((wide[:, 1:132], w), (turned, normal(200, 520))):
-        with pytest.raises(RuntimeError, match="splits rows of a along K, in whole 16 bytes"):
+        with pytest.raises(RuntimeError, match="splits a in rows of whole 16 bytes, along M only with b along N"):
             ops.linear(x, weight)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_the_weights_gradient_turned(force, activation):
+    """x, which is wide, is split in registers, and dY comes in planes: no pass over x, and dW is stored turned."""
+    force("split6")
+    for m, k, n in ((4096, 3072, 96), (5000, 1000, 72), (2999, 644, 200), (40000, 384, 96)):
+        x, g = normal(m, k), normal(m, n)
+        saved = None if activation == "none" else normal(m, n)
+        if activation == "relu":
+            saved = saved.relu()
+        _, exact = exact_gradient(g, saved, activation)
+        want, what = exact.t() @ x.double(), f"turned {activation} {(m, k, n)}"
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            _, dw, db = torch.ops.zoo.linear_backward(g, saved, x, None, activation, False, True, True)
+            torch.cuda.synchronize()
+        names = [event.key for event in profile.key_averages()]
+        assert any("gemm_kernel" in name for name in names) and not any("split_kernel" in name for name in names), what
+        check(dw, want, 2.5 * LIMITS[torch.float32], what)
+        check(db, exact.sum(0), 2.5 * LIMITS[torch.float32], f"{what}: db")
+        w = normal(n, k, scale=k**-0.5)
+        dx, again, _ = torch.ops.zoo.linear_backward(g, saved, x, w, activation, True, True, True)
+        check(dx, exact @ w.double(), 2.5 * LIMITS[torch.float32], f"{what}: dX")
+        assert torch.equal(again, dw), f"{what}: dW differs"
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_what_is_not_finite_stays_in_a_turned_gradient(force, monkeypatch, value):
+    for place in ("x", "g"):
+        x, g = normal(2000, 640), normal(2000, 64)
+        (x if place == "x" else g)[1234, 33] = value
+        x[1234, 7] = g[1234, 9] = 0.0
+        monkeypatch.setenv("ZOO_LINEAR_KERNEL", "tiled")
+        wanted = torch.ops.zoo.linear_backward(g, None, x, None, "none", False, True, False)[1]
+        force("split6")
+        mine = torch.ops.zoo.linear_backward(g, None, x, None, "none", False, True, False)[1]
+        assert torch.equal(mine.isnan(), wanted.isnan()) and torch.equal(mine.isinf(), wanted.isinf()), place
+        assert torch.equal(mine[mine.isinf()] > 0, wanted[wanted.isinf()] > 0), place
+        finite = wanted.isfinite()
+        torch.testing.assert_close(mine[finite], wanted[finite], rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("kernel", RAW)
@@ -136,7 +179,11 @@ def test_what_is_not_finite_stays_where_a_is_split_in_registers(force, monkeypat
         (changed if place == "a" else weight)[300, 77] = value
         weight[5, 77] = 0.0
         weight[6, 77] = 1e-3
-        for run in (ops.linear, lambda a, b: ops.linear_input_grad(a, b.t().contiguous())):
+        for run in (
+            ops.linear,
+            lambda a, b: ops.linear_input_grad(a, b.t().contiguous()),
+            lambda a, b: ops.linear_weight_grad(a.t().contiguous(), b.t().contiguous()),
+        ):
             monkeypatch.setenv("ZOO_LINEAR_KERNEL", "tiled")
             wanted = run(changed, weight)
             force(kernel)

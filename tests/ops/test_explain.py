@@ -168,8 +168,9 @@ def test_thin_float32_products_split_a_in_registers():
     raw = "split6", "128x192 tiles, a split in registers"
     assert configuration() == raw and configuration(b=(1, 192, True)) == raw, "W either way: the forward and dX"
     assert configuration(a=(772, 1, True)) == raw, "rows that lie apart"
+    assert configuration(a=(1, 50176, True), b=(1, 192, True)) == raw, "both along their rows: dW"
     # what TMA does not read as it lies is split by a pass before: not aligned, rows of no whole 16 bytes, along M
-    for a in ((768, 1, False), (770, 1, True), (0, 1, True), (1, 50176, True)):
+    for a in ((768, 1, False), (770, 1, True), (0, 1, True), (1, 50176, True), (2, 768, True)):
         kernel, words = configuration(a=a)
         assert kernel == "split6" and "registers" not in words, a
     assert "registers" not in configuration(precision="high", forced="split3")[1]
@@ -178,8 +179,8 @@ def test_thin_float32_products_split_a_in_registers():
 def test_forcing_a_split_in_registers():
     for number, tile in ((8, "128x192"), (9, "128x128"), (10, "256x96")):
         assert query(forced=f"split6:{number}:0")[1] == f"{tile} tiles, a split in registers"
-        with pytest.raises(RuntimeError, match=f"split6:{number} cannot.*splits rows of a along K, in whole 16 bytes"):
-            query(forced=f"split6:{number}", a=(1, 4096, True), b=(1, 4096, True))
+        with pytest.raises(RuntimeError, match=f"split6:{number} cannot.*in rows of whole 16 bytes, along M only with"):
+            query(forced=f"split6:{number}", a=(1, 4096, True))
         with pytest.raises(RuntimeError, match="no such tile shape"):
             query(forced=f"split3:{number}", precision="high")
 

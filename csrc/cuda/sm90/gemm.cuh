@@ -55,6 +55,7 @@ struct Args {
   Source a_source, b_source;
   float* sums;  // grad: of 32 rows each, 4 m_tiles x N
   bool staged;  // y and z through shared memory and TMA
+  bool turned;  // y is (N, M)
 };
 
 template <typename T_, int planes_, int m_, int n_, int k_, bool a_mn_, bool b_mn_, int workers_, bool alone_,
@@ -81,7 +82,7 @@ struct Config {
   static constexpr int bias_bytes = workers * n * sizeof(Out);
   static constexpr int shared_bytes = 1024 + stages * stage_bytes + staging_bytes + bias_bytes + 384;
   static_assert(!grad || (alone && planes == 1));
-  static_assert(!raw || (planes == 3 && !a_mn && k == kRawDepth && promote == k && !alone));
+  static_assert(!raw || (planes == 3 && k == kRawDepth && promote == k && !alone));
   static_assert(worker_m % 64 == 0 && n % 32 == 0 && k % 16 == 0 && stages <= 14);
   static_assert(shared_bytes <= 227 * 1024, "a block has 227 KiB");
 };
@@ -202,7 +203,12 @@ struct Kernel {
         const uint32_t barrier = full + 8 * ring.stage, at = stages + ring.stage * C::stage_bytes;
         ptx::barrier_expect(barrier, C::stage_bytes);
         const int depth = (tile.first + i) * C::k;
-        if constexpr (C::raw) ptx::tma_load_2d(at, &args.a, barrier, depth, tile.m * C::m);
+        if constexpr (C::raw && C::a_mn) {
+#pragma unroll
+          for (int r = 0; r < C::m; r += 32) {
+            ptx::tma_load_2d(at + r * kRawLine, &args.a, barrier, tile.m * C::m + r, depth);
+          }
+        } else if constexpr (C::raw) ptx::tma_load_2d(at, &args.a, barrier, depth, tile.m * C::m);
         else A::load(&args.a, at, barrier, tile.m * C::m, depth);
         B::load(&args.b, at + C::a_bytes, barrier, tile.n * C::n, depth);
       }
@@ -308,7 +314,7 @@ struct Kernel {
     constexpr bool ahead = C::strips * C::n / 2 + C::n / 2 + 2 * 24 <= 200;
     float chunk[C::n / 2];
     uint32_t a[1 + ahead][C::k / 16][3][4];
-    const uint32_t offset = row * kRawDepth * 4 + raw_offset();
+    const uint32_t offset = row * kRawLine + raw_offset<C::a_mn>();
     const auto at = [&] { return stages + ring.stage * C::stage_bytes; };
     const auto wait = [&] { ptx::barrier_wait(full + 8 * ring.stage, ring.phase); };
 #pragma unroll
@@ -318,13 +324,13 @@ struct Kernel {
     }
     if constexpr (ahead) {
       wait();
-      raw_planes(a[0], at(), offset);
+      raw_planes<C::a_mn>(a[0], at(), offset);
     }
     for (int i = 0; i < blocks; ++i) {
       if constexpr (!ahead) wait();
 #pragma unroll
       for (int s = 0; s < C::strips; ++s) {
-        if constexpr (!ahead) raw_planes(a[0], at() + s * 64 * kRawDepth * 4, offset);
+        if constexpr (!ahead) raw_planes<C::a_mn>(a[0], at() + s * 64 * kRawLine, offset);
         pin_planes(a[0]);
         ptx::named_sync(1 + worker, 256);
         ptx::forget(chunk);
@@ -344,10 +350,10 @@ struct Kernel {
         if (s == C::strips - 1) ring.step();
         if constexpr (ahead) {
           if (s < C::strips - 1) {
-            raw_planes(a[ahead], at() + (s + 1) * 64 * kRawDepth * 4, offset);
+            raw_planes<C::a_mn>(a[ahead], at() + (s + 1) * 64 * kRawLine, offset);
           } else if (i + 1 < blocks) {
             wait();
-            raw_planes(a[ahead], at(), offset);
+            raw_planes<C::a_mn>(a[ahead], at(), offset);
           }
           pin_planes(a[ahead]);
         }
@@ -465,6 +471,25 @@ struct Kernel {
     }
   }
 
+  // As the other operand's rows: eight lanes write 32 bytes side by side.
+  __device__ __forceinline__ void finish_turned(Accumulators& acc, const Tile& tile, int row) {
+    constexpr int wide = C::n / kPiece;
+    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int i = 0; i < C::strips * wide; ++i) {
+      const int m = tile.m * C::m + row + i / wide * 64 + 16 * warp + lane / 4;
+      const int n = tile.n * C::n + kPiece * (i % wide) + 2 * (lane % 4);
+      float v[16] = {};  // as in finish
+      pick(v, acc, i);
+      float* to = static_cast<float*>(args.y_data) + n * args.ld + m;
+#pragma unroll
+      for (int j = 0; j < 16; ++j) {
+        const int right = j / 4 * 8 + j % 2, down = j / 2 % 2 * 8;
+        if (m + down < args.M && n + right < args.N) to[right * args.ld + down] = v[j];
+      }
+    }
+  }
+
   // float32 by whole lines of 128 bytes, which leave while the next piece is worked on.
   __device__ __forceinline__ void finish_floats(
       Accumulators& acc, const Tile& tile, int row, uint32_t bias_at, uint32_t buffers, int& turn) {
@@ -503,6 +528,7 @@ struct Kernel {
     const bool both = args.z_data != nullptr;
     if constexpr (C::raw) {
       if (args.staged) return finish_floats(acc, tile, row, bias_at, buffers, turn);
+      if (C::a_mn && args.turned) return finish_turned(acc, tile, row);
     } else if constexpr (C::planes == 1) {
       if (args.staged) {  // one straight path an activation: jumps starve the instruction cache
         switch (args.act) {
@@ -631,7 +657,7 @@ struct Kernel {
       if (args.bias) v[0] += static_cast<const float*>(args.bias)[n];
       if (args.z_data) static_cast<float*>(args.z_data)[m * args.ld + n] = v[0];
       activate<true>(v, args.act);
-      static_cast<float*>(args.y_data)[m * args.ld + n] = v[0];
+      static_cast<float*>(args.y_data)[args.turned ? n * args.ld + m : m * args.ld + n] = v[0];
     }
   }
 

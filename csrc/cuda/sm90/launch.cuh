@@ -91,8 +91,10 @@ void launch(const Problem& p, cudaStream_t stream) {
   };
   args.a_source = source(p.a);
   args.b_source = source(p.b);
-  args.staged = C::buffers > 0 && p.ld % (C::raw ? 4 : 8) == 0;
-  if (C::raw) encode(&args.a, 2, Type::f32, p.a.data, p.K, p.M, 1, p.a.ld, 0, C::k, C::m);
+  args.turned = p.turned;
+  args.staged = C::buffers > 0 && !p.turned && p.ld % (C::raw ? 4 : 8) == 0;
+  if (C::raw && C::a_mn) encode(&args.a, 2, Type::f32, p.a.data, p.M, p.K, 1, p.a.ld, 0, 32, C::k);
+  else if (C::raw) encode(&args.a, 2, Type::f32, p.a.data, p.K, p.M, 1, p.a.ld, 0, C::k, C::m);
   else encode_operand<C::a_mn>(&args.a, type, p.a, p.M, p.K, C::planes, C::m, C::k);
   encode_operand<C::b_mn>(&args.b, type, p.b, p.N, p.K, C::planes, C::n, C::k);
   if (args.staged) {
@@ -128,5 +130,6 @@ void split_input_grad(const Problem&, cudaStream_t);
 void split_weight_grad(const Problem&, cudaStream_t);
 void raw_forward(const Problem&, cudaStream_t);
 void raw_input_grad(const Problem&, cudaStream_t);
+void raw_weight_grad(const Problem&, cudaStream_t);
 
 }  // namespace zoo::cuda::sm90

@@ -3,7 +3,7 @@
 namespace zoo::cuda::sm90 {
 
 void raw_input_grad(const Problem& p, cudaStream_t stream) {
-  raw_layout<true>(p, stream);
+  raw_layout<false, true>(p, stream);
 }
 
 }  // namespace zoo::cuda::sm90
