@@ -82,7 +82,7 @@ struct Config {
   static constexpr int bias_bytes = workers * n * sizeof(Out);
   static constexpr int shared_bytes = 1024 + stages * stage_bytes + staging_bytes + bias_bytes + 384;
   static_assert(!grad || (alone && planes == 1));
-  static_assert(!raw || (planes == 3 && k == kRawDepth && promote == k && !alone));
+  static_assert(!raw || (planes == 3 && k == kRawDepth && promote == k));
   static_assert(worker_m % 64 == 0 && n % 32 == 0 && k % 16 == 0 && stages <= 14);
   static_assert(shared_bytes <= 227 * 1024, "a block has 227 KiB");
 };
@@ -322,6 +322,7 @@ struct Kernel {
 #pragma unroll
       for (int j = 0; j < C::n / 2; ++j) acc[s][j] = 0.f;
     }
+    turn_begin(worker);
     if constexpr (ahead) {
       wait();
       raw_planes<C::a_mn>(a[0], at(), offset);
@@ -332,7 +333,7 @@ struct Kernel {
       for (int s = 0; s < C::strips; ++s) {
         if constexpr (!ahead) raw_planes<C::a_mn>(a[0], at() + s * 64 * kRawLine, offset);
         pin_planes(a[0]);
-        ptx::named_sync(1 + worker, 256);
+        if constexpr (!C::alone) ptx::named_sync(1 + worker, 256);
         ptx::forget(chunk);
         ptx::wgmma_fence();
 #pragma unroll
@@ -345,7 +346,8 @@ struct Kernel {
           }
         }
         ptx::wgmma_commit();
-        ptx::named_arrive(1 + (worker + 1) % C::workers, 256);
+        if constexpr (!C::alone) ptx::named_arrive(1 + (worker + 1) % C::workers, 256);
+        else if (s == C::strips - 1 && i + 1 == blocks) turn_end(worker);
         const int stage = ring.stage;
         if (s == C::strips - 1) ring.step();
         if constexpr (ahead) {
