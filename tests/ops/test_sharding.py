@@ -20,6 +20,12 @@ def made(*shape):
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
+def small(*shape, dtype=torch.float32, times=1):
+    """Whole numbers, so that sums are exact in bfloat16 in any order."""
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randint(-1, 2, shape, generator=generator).mul(times).to(dtype)
+
+
 X, W, B, G = made(3, 6, 4), made(8, 4), made(8), made(3, 6, 8)
 W2, B2, G2, HIDDEN = made(5, 8), made(5), made(3, 6, 5), made(3, 6, 8).relu()
 CALLS = {
@@ -33,13 +39,21 @@ CALLS = {
         (G, HIDDEN, X, W, "relu", T, T, F),
         (G, made(3, 6, 8), None, W, "gelu", T, F, T),
         (G, None, X, None, "none", F, T, F),
+        (G, None, X, W, "none", T, T, T, T),
+    ],
+    "linear_cast": [
+        (small(3, 6, 4, dtype=torch.bfloat16), small(8, 4), small(8, times=12), "none", F),
+        (small(3, 6, 4, dtype=torch.bfloat16), small(8, 4), None, "gelu", T),
+    ],
+    "mlp_cast": [
+        (*(small(3, 6, 4, dtype=torch.bfloat16), small(8, 4), small(8)), small(5, 8), small(5, times=12), "relu", T),
     ],
     "activation_grad": [(G, made(3, 6, 8), "silu")],
     "mlp": [(X, W, B, W2, B2, "gelu", T), (X, W, None, W2, B2, "relu", T), (X, W, B, W2, None, "silu", F)],
     "mlp_backward": [
         (G2, HIDDEN, made(3, 6, 8), X, W, W2, "gelu", T, T, T, T, T),
         (G2, HIDDEN, HIDDEN, None, W, W2, "relu", T, F, T, T, F),
-        (G2, HIDDEN, None, None, None, None, "relu", F, F, F, T, T),
+        (G2, HIDDEN, None, None, None, None, "relu", F, F, F, T, T, T),
     ],
     "matmul": [(made(3, 5, 4), made(3, 4, 6)), (made(5, 4), made(4, 6))],
 }

@@ -85,6 +85,11 @@ def _linear_activation(
             yield [output, output if keep else place.whole], inputs
 
 
+def _linear_cast(place: _Placements, x: Any, weight: Any, bias: Any, activation: str, save: bool) -> Iterator[Rule]:
+    for outputs, inputs in _linear_activation(place, x, weight, bias, activation, save):
+        yield [*outputs, inputs[1]], inputs
+
+
 def _linear_input_grad(place: _Placements, grad: Any, weight: Any) -> Iterator[Rule]:
     for (dx, _, _), (g, _, _, w) in _linear_backward(place, grad, None, None, weight, "none", True, False, False):
         yield [dx], [g, w]
@@ -117,7 +122,7 @@ def _linear_backward(
         ([place.split(last), place.split(1), whole], [whole, whole, place.split(last), place.split(1)]),
     ]
     for outputs, inputs in cases:
-        yield _requested(place, outputs, needs), inputs
+        yield _requested(place, outputs, needs[:3]), inputs
 
 
 def _mlp(
@@ -138,6 +143,13 @@ def _mlp(
     ]
     for outputs, inputs in cases:
         yield _requested(place, outputs, keeps), inputs
+
+
+def _mlp_cast(
+    place: _Placements, x: Any, weight1: Any, bias1: Any, weight2: Any, bias2: Any, activation: str, save: bool
+) -> Iterator[Rule]:
+    for outputs, inputs in _mlp(place, x, weight1, bias1, weight2, bias2, activation, save):
+        yield [*outputs, inputs[1], inputs[3]], inputs
 
 
 def _mlp_backward(
@@ -163,7 +175,7 @@ def _mlp_backward(
         ([split(last), split(1), whole, whole, whole], [whole, whole, whole, split(last), split(1), whole]),
     ]
     for outputs, inputs in cases:
-        yield _requested(place, outputs, needs), inputs
+        yield _requested(place, outputs, needs[:5]), inputs
 
 
 def _requested(place: _Placements, outputs: list[Any], needs: tuple[bool, ...]) -> list[Any]:
@@ -195,9 +207,11 @@ _RULES: dict[str, Callable[..., Iterator[Rule]]] = {
     "linear_weight_grad": _linear_weight_grad,
     "linear_bias_grad": _linear_bias_grad,
     "linear_backward": _linear_backward,
+    "linear_cast": _linear_cast,
     "activation_grad": _activation_grad,
     "mlp": _mlp,
     "mlp_backward": _mlp_backward,
+    "mlp_cast": _mlp_cast,
     "matmul": _matmul,
 }
 
