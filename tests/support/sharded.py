@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import random
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -142,6 +143,20 @@ def of_all(model: nn.Module, x: Tensor) -> tuple[dict[str, Tensor], dict[str, Te
     (output * weights.chunk(ranks)[rank]).sum().mul(ranks).backward()  # the ranks' gradients are averaged
     grads = {name.removeprefix("module."): p.grad.cpu() for name, p in model.named_parameters() if p.grad is not None}
     return {"output": whole_output.cpu()}, grads
+
+
+def all_compared(cases: list[tuple[str, str]]) -> list[str]:
+    """:func:`compared` of each, on this rank's GPU; what is wrong with any."""
+    wrong = []
+    for kind, way in cases:
+        try:
+            ran = compared(kind, way, f"cuda:{torch.cuda.current_device()}")
+            by_torch = sorted({name for name, _ in ran if name.startswith("aten::")})
+            if by_torch or not any(name.startswith("zoo::linear_backward") for name, _ in ran):
+                wrong.append(f"{kind} {way}: ran {sorted({name for name, _ in ran})}")
+        except Exception:
+            wrong.append(f"{kind} {way}: {traceback.format_exc()}")
+    return wrong
 
 
 def compared(kind: str, way: str, device: str = "cpu") -> list[tuple[str, list[list[int]]]]:
