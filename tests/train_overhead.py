@@ -24,7 +24,7 @@ from zoo import data
 from zoo.preparing import resized
 from zoo.train import TrainConfig, train
 
-ROUNDS = 9
+ROUNDS = 21
 LIMIT = 0.03
 CASES = {
     "mlp, batch 256": {"model": "mlp", "batch_size": 256, "epochs": 30},
