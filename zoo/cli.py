@@ -92,6 +92,9 @@ def list_(
         bool, typer.Option("--fields", help="A table: parameters, Linears, their share of the FLOPs, input.")
     ] = False,
     layers: Annotated[bool, typer.Option("--layers", help="The layers that can be swapped in, not models.")] = False,
+    weights: Annotated[
+        bool, typer.Option("--weights", help="The trained weights that come with zoo, not models: a table.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """List the models, or the layers, that zoo knows: one name a line, or with --fields or --swappable a table.
@@ -101,13 +104,17 @@ def list_(
     """
 
     def work() -> Report:
-        from zoo.commands.listing import list_fields, list_layers, list_models
+        from zoo.commands.listing import list_fields, list_layers, list_models, list_weights
 
         if name is not None and pattern is not None:
             raise ValueError(f"the pattern is given twice, as {name!r} and as {pattern!r}; leave one out")
         glob = name or pattern or "*"
+        if layers and weights:
+            raise ValueError("--layers and --weights are two lists; leave one out")
         if layers:
             return list_layers(glob)
+        if weights:
+            return list_weights(glob)
         library = source.value if source else None
         if fields or swappable is not None:
             return list_fields(glob, source=library, swappable=swappable)
