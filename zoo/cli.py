@@ -1,6 +1,6 @@
-"""The command line: ``zoo list | info | check | parity | verify | train | sweep | bench | demo | doctor``.
+"""The command line: ``zoo list | info | check | parity | verify | train | publish | sweep | bench | demo | doctor``.
 
-Here are the arguments alone. What a command does is in :mod:`zoo.commands`, :mod:`zoo.demo` and :mod:`zoo.doctor`,
+Here are the arguments alone. What a command does is in :mod:`zoo.commands`, or in a module of the command's own, and is
 imported when the command runs: torch takes seconds to import, and ``zoo --help`` has no need of it.
 """
 
@@ -291,6 +291,33 @@ def train(
         told["options"] = options_from(told.pop("option") or ()) or None
         against = told.pop("compare") is not None
         return run(told, config=config, out=out, resume=resume, compare=against)
+
+    deliver(work, as_json=as_json)
+
+
+@app.command()
+def publish(
+    source: Annotated[
+        str, typer.Argument(metavar="RUN|FILE|NAME", help="A run of zoo train, a .safetensors file, or zoo's weights.")
+    ],
+    out: Annotated[
+        str, typer.Option("--out", "-o", metavar="DIR", help="The folder to write; nothing is overwritten.")
+    ],
+    license: Annotated[
+        str | None, typer.Option(metavar="ID", help="Of the weights, as mit or apache-2.0.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a trained model as a folder in Hugging Face's layout: weights, config.json, and a model card.
+
+    zoo.load reads it; and so does timm, as "local-dir:DIR", where it has the architecture: that is tried, and the
+    logits are compared bit for bit, before the folder appears.
+    """
+
+    def work() -> Report:
+        from zoo.publishing import publish as run
+
+        return run(source, out, license=license)
 
     deliver(work, as_json=as_json)
 
