@@ -498,6 +498,46 @@ def bench_model(
     deliver(work, as_json=json == "-")
 
 
+@bench.command("serve", cls=WithJson)
+def bench_serve(
+    model: Annotated[
+        list[str] | None, typer.Argument(metavar="[MODEL]...", help="Models; five of them, unless told.")
+    ] = None,
+    mode: Annotated[str, typer.Option(metavar="LIST", help="Of fp32, tf32, bf16 (autocast).")] = "fp32,bf16",
+    peer: Annotated[
+        str, typer.Option(metavar="LIST", help="Of eager, compiled (mode reduce-overhead: CUDA graphs on a GPU).")
+    ] = "eager,compiled",
+    batch: Annotated[str, typer.Option(metavar="LIST", help="Images of a request.")] = "1,8",
+    image: Annotated[int, typer.Option(min=1, help="Their height and width.")] = 224,
+    device: Device = "auto",
+    calls: Annotated[int, typer.Option(min=2, help="Timed calls of each side, at most.")] = 500,
+    seed: Seed = 0,
+    json: JsonTo = None,
+) -> None:
+    """Time single requests to models with zoo's Linears and with torch's: latencies, their median, 90% and 99%.
+
+    Both sides are called in turn, in short runs in random order; a call ends when its logits are there. Fails where
+    logits part, or answer another request, not where zoo is slower.
+    """
+
+    def work() -> Report:
+        from zoo.commands.bench import serve as run
+
+        return run(
+            models=model or (),
+            modes=mode,
+            peers=peer,
+            batches=batch,
+            image=image,
+            device=device,
+            calls=calls,
+            seed=seed,
+            json=json,
+        )
+
+    deliver(work, as_json=json == "-")
+
+
 @app.command(cls=WithJson)
 def verify(
     target: Annotated[
