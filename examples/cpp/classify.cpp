@@ -76,7 +76,8 @@ int run(const std::vector<std::string>& arguments) {
   }
   if (!std::ifstream(arguments[0])) throw std::runtime_error(arguments[0] + ": cannot be opened");
   torch::inductor::AOTIModelPackageLoader loader(arguments[0]);
-  if (loader.get_metadata().at("AOTI_DEVICE_KEY") == "cuda") pixels = pixels.cuda();
+  auto metadata = loader.get_metadata();
+  if (metadata["AOTI_DEVICE_KEY"] == "cuda") pixels = pixels.cuda();
   const at::Tensor logits = loader.run({pixels}).at(0).flatten().to(at::kCPU, at::kFloat);
 
   const int64_t count = std::min<int64_t>(5, logits.numel());
