@@ -158,6 +158,8 @@ def main(
     built = make(model, options_from(option or ()), device=place, custom_linear=True, **given).eval()
     whole = photo_model(model, built, weights).to(place).eval()
     picture = (photos()["china"] if photo is None else Image.open(photo)).convert("RGB")
+    if not 32 <= min(picture.size) <= max(picture.size) <= 8192:
+        raise ValueError(f"photo: got {picture.width} x {picture.height} pixels, expected 32 to 8192 a side; resize it")
     picture.save(folder / "photo.ppm")
     pixels = torch.from_numpy(numpy.array(picture)).to(place)
     logits = check(package(whole, pixels, folder), whole, pixels).flatten().cpu()
