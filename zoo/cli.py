@@ -459,45 +459,6 @@ def bench_linear(
     deliver(work, as_json=json == "-")
 
 
-@bench.command("model", cls=WithJson)
-def bench_model(
-    model: Annotated[
-        list[str] | None, typer.Argument(metavar="[MODEL]...", help="Models; five of them, unless told.")
-    ] = None,
-    mode: Annotated[str, typer.Option(metavar="LIST", help="Of fp32, tf32, bf16 (autocast).")] = "fp32,bf16",
-    phase: Annotated[str, typer.Option(metavar="LIST", help="Of train, infer.")] = "train,infer",
-    peer: Peers = "eager,compiled",
-    batch: Annotated[int, typer.Option(min=1, help="Images at once.")] = 64,
-    image: Annotated[int, typer.Option(min=1, help="Their height and width.")] = 224,
-    device: Device = "auto",
-    seed: Seed = 0,
-    json: JsonTo = None,
-    plot: PlotTo = None,
-) -> None:
-    """Time models with zoo's Linears beside the same models with torch's, in images a second.
-
-    Fails where outputs or losses of the two part, not where zoo is slower.
-    """
-
-    def work() -> Report:
-        from zoo.commands.bench import model as run
-
-        return run(
-            models=model or (),
-            modes=mode,
-            phases=phase,
-            peers=peer,
-            batch=batch,
-            image=image,
-            device=device,
-            seed=seed,
-            json=json,
-            plot_to=plot,
-        )
-
-    deliver(work, as_json=json == "-")
-
-
 @bench.command("serve", cls=WithJson)
 def bench_serve(
     model: Annotated[
@@ -533,6 +494,45 @@ def bench_serve(
             calls=calls,
             seed=seed,
             json=json,
+        )
+
+    deliver(work, as_json=json == "-")
+
+
+@bench.command("model", cls=WithJson)
+def bench_model(
+    model: Annotated[
+        list[str] | None, typer.Argument(metavar="[MODEL]...", help="Models; five of them, unless told.")
+    ] = None,
+    mode: Annotated[str, typer.Option(metavar="LIST", help="Of fp32, tf32, bf16 (autocast).")] = "fp32,bf16",
+    phase: Annotated[str, typer.Option(metavar="LIST", help="Of train, infer.")] = "train,infer",
+    peer: Peers = "eager,compiled",
+    batch: Annotated[int, typer.Option(min=1, help="Images at once.")] = 64,
+    image: Annotated[int, typer.Option(min=1, help="Their height and width.")] = 224,
+    device: Device = "auto",
+    seed: Seed = 0,
+    json: JsonTo = None,
+    plot: PlotTo = None,
+) -> None:
+    """Time models with zoo's Linears beside the same models with torch's, in images a second.
+
+    Fails where outputs or losses of the two part, not where zoo is slower.
+    """
+
+    def work() -> Report:
+        from zoo.commands.bench import model as run
+
+        return run(
+            models=model or (),
+            modes=mode,
+            phases=phase,
+            peers=peer,
+            batch=batch,
+            image=image,
+            device=device,
+            seed=seed,
+            json=json,
+            plot_to=plot,
         )
 
     deliver(work, as_json=json == "-")
