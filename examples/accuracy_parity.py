@@ -60,6 +60,8 @@ MARGIN = 0.005
 """Of accuracy: half a point."""
 LEVEL = 0.05
 LOG_EVERY = 20
+ROOM = 1 << 30
+"""Bytes that a run's files take at most."""
 SCHEMA = 1
 
 
@@ -79,12 +81,15 @@ class _Enough(Exception):
 
 def run(job: Job, settings: dict[str, Any], device: str, scratch: Path) -> dict[str, Any]:
     """Train one model from its seed, in a folder that is gone after it."""
+    folder = Path(tempfile.mkdtemp(dir=scratch))
+    before = torch.get_num_threads(), torch.backends.cudnn.allow_tf32
     torch.set_num_threads(1)
     torch.backends.cudnn.allow_tf32 = False  # float32 is float32 in convolutions, too
-    folder = Path(tempfile.mkdtemp(dir=scratch))
     try:
         return {**dataclasses.asdict(job), **_train(job, settings, device, folder)}
     finally:
+        torch.set_num_threads(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -148,8 +153,9 @@ def jobs_of(models: list[str], seeds: int, autocasts: list[str]) -> list[Job]:
 
 def done(jobs: list[Job], settings: dict[str, Any], device: str, processes: int) -> Iterator[dict[str, Any]]:
     """The runs as they end."""
-    shared = Path("/dev/shm")  # checkpoints of runs of a minute need no disk
-    place = shared if shared.is_dir() and os.access(shared, os.W_OK) else None
+    shared = Path("/dev/shm")  # checkpoints of runs of a minute need no disk, if memory has room for them
+    roomy = os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > processes * ROOM
+    place = shared if roomy else None
     with tempfile.TemporaryDirectory(prefix="zoo-parity-", dir=place, ignore_cleanup_errors=True) as scratch:
         yield from _done(jobs, settings, device, processes, Path(scratch))
 
@@ -194,12 +200,26 @@ def equivalence(custom: list[float], stock: list[float], margin: float = MARGIN)
     return float(max(over.pvalue, under.pvalue))
 
 
+def common(
+    runs: list[dict[str, Any]], model: str, autocast: str, layers: tuple[str, ...]
+) -> dict[str, list[dict[str, Any]]]:
+    """The runs by layers, of those seeds that all of ``layers`` have, in the order of the seeds."""
+    found = {
+        name: {r["seed"]: r for r in runs if (r["model"], r["autocast"], r["layers"]) == (model, autocast, name)}
+        for name in layers
+    }
+    seeds = sorted(set.intersection(*(set(by_seed) for by_seed in found.values())))
+    return {name: [by_seed[seed] for seed in seeds] for name, by_seed in found.items()}
+
+
 def accuracies(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """A row for each model and autocast: final accuracies of stock and custom, and whether they are equivalent."""
     rows = []
     for model, autocast in dict.fromkeys((run["model"], run["autocast"]) for run in runs if run["layers"] != "exact"):
-        chosen = [run for run in runs if (run["model"], run["autocast"]) == (model, autocast)]
-        values = {name: [run["accuracy"] for run in chosen if run["layers"] == name] for name in LAYERS}
+        chosen = common(runs, model, autocast, LAYERS)
+        values = {name: [run["accuracy"] for run in chosen[name]] for name in LAYERS}
+        if len(values["stock"]) < 2:
+            continue
         row: dict[str, Any] = {"model": model, "autocast": autocast, "seeds": len(values["stock"])}
         for name in LAYERS:
             row[name], row[f"{name}_low"], row[f"{name}_high"] = mean_and_interval(values[name])
@@ -214,11 +234,12 @@ def first_steps(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """A row for each model: the float32 losses of the first steps of all seeds, by the parity rule."""
     rows = []
     for model in dict.fromkeys(run["model"] for run in runs if run["layers"] == "exact"):
-        losses = {}
-        for layers in (*LAYERS, "exact"):
-            chosen = [r for r in runs if (r["model"], r["layers"], r["autocast"]) == (model, layers, "none")]
-            chosen.sort(key=lambda r: r["seed"])
-            losses[layers] = torch.tensor([r["losses"][:FIRST_STEPS] for r in chosen], dtype=torch.float64)
+        losses = {
+            layers: torch.tensor([run["losses"][:FIRST_STEPS] for run in chosen], dtype=torch.float64)
+            for layers, chosen in common(runs, model, "none", (*LAYERS, "exact")).items()
+        }
+        if not losses["exact"].numel():
+            continue
         measures = {name: measure(losses[name], losses["exact"]) for name in LAYERS}
         as_float32 = {name: dataclasses.replace(m, dtype=torch.float32) for name, m in measures.items()}
         (entry,) = judge("loss", {model: as_float32["custom"]}, {model: as_float32["stock"]})
@@ -278,17 +299,23 @@ def write(document: dict[str, Any], file: Path) -> None:
 
 
 def begun(file: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """The runs that a file has already. ValueError if they are others than those that are asked for."""
+    """The runs that a file has already, of these models or of others.
+
+    ``settings`` gets the recipes of the others. ValueError if the data or a model's recipe is another one.
+    """
     if not file.exists():
         return []
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
-        saved, runs = document["settings"], document["runs"]
+        data, recipes, runs = document["settings"]["data"], document["settings"]["recipes"], document["runs"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file}: not what this command writes ({error!r}); name another file") from error
-    theirs, ours = ({**each, "data": each["data"].partition(":")[0]} for each in (saved, settings))
-    if theirs != json.loads(json.dumps(ours)):
-        raise ValueError(f"{file}: its runs have other settings, {theirs}, than {ours}; name another file")
+    pairs = [("data", data, settings["data"])]
+    pairs += [(name, recipes[name], recipe) for name, recipe in settings["recipes"].items() if name in recipes]
+    for name, theirs, ours in pairs:
+        if theirs != ours:
+            raise ValueError(f"{file}: its runs have other settings: {name} {theirs}, not {ours}; name another file")
+    settings["recipes"] = {**recipes, **settings["recipes"]}
     return list(runs)
 
 
@@ -314,12 +341,8 @@ def main(
         if name not in AUTOCAST:
             raise unknown_name("autocast", name, AUTOCAST)
     recipes = {name: {**COMMON, "epochs": epochs, **RECIPES[name]} for name in models}
-    settings = {
-        "data": "digits" if data == "digits" else f"fashion_mnist:{data}",
-        "recipes": recipes,
-        "seeds": seeds,
-        "autocast": autocasts,
-    }
+    settings = {"data": "digits" if data == "digits" else "fashion_mnist", "recipes": recipes}
+    source = "digits" if data == "digits" else f"fashion_mnist:{data}"
     if data == "digits":
         for recipe in recipes.values():
             recipe["batch_size"] = 64
@@ -342,25 +365,25 @@ def main(
     began = time.perf_counter()
     with progress() as bar:
         task = bar.add_task("runs", total=len(missing))
-        for one in done(missing, settings, str(place), count) if missing else ():
+        for one in done(missing, {**settings, "data": source}, str(place), count) if missing else ():
             runs.append(one)
-            write({**document, "settings": {**settings, "data": settings["data"].partition(":")[0]}}, file)
+            write(document, file)
             bar.advance(task)
     if missing:
         print(f"{len(missing)} runs in {time.perf_counter() - began:.0f} s, {count} at once on {machine['device']}")
-    runs.sort(key=lambda r: (list(recipes).index(r["model"]), r["autocast"], r["layers"], r["seed"]))
-    document["settings"] = {**settings, "data": settings["data"].partition(":")[0]}
+    order = list(RECIPES)
+    runs.sort(key=lambda r: (order.index(r["model"]), r["autocast"], r["layers"], r["seed"]))
+    write(document, file)
     try:
         document |= {"accuracies": accuracies(runs), "first_steps": first_steps(runs)}
-    except ImportError as error:
         write(document, file)
-        print(f"{file} has the runs; {error}: run this again where scipy is, with the same options, for the statistics")
+        for table in tables(document):
+            console().print(table)
+        if plot is not None:
+            draw(document, plot)
+    except ImportError as error:
+        print(f"{file} has the runs; {error}: run this again where scipy and matplotlib are, with the same options")
         raise typer.Exit(0) from None
-    write(document, file)
-    for table in tables(document):
-        console().print(table)
-    if plot is not None:
-        draw(document, plot)
     good = all(row["equivalent"] for row in document["accuracies"]) and all(
         row["ok"] for row in document["first_steps"]
     )

@@ -74,8 +74,29 @@ def test_in_small_and_again(example: ModuleType, tmp_path: Path) -> None:
     assert strip == [{key: value for key, value in r.items() if key != "seconds"} for r in document["runs"]]
     only = here(example, str(file), *QUICK)
     assert "runs in" not in only.stdout and only.exit_code == done.returncode
-    other = here(example, str(file), *QUICK, "--seeds", "3")
-    assert other.exit_code == 1 and "its runs have other settings" in str(other.exception)
+    other = here(example, str(file), *QUICK, "--epochs", "3")
+    assert other.exit_code == 1 and "its runs have other settings: mlp" in str(other.exception)
+
+
+def test_seeds_that_not_all_have_are_left_out(example: ModuleType) -> None:
+    losses = torch.linspace(2.3, 1.5, 20, dtype=torch.float64)
+    runs = [steps(layers, seed, losses + seed) for layers in ("stock", "custom", "exact") for seed in (2, 0, 1)]
+    runs = [{**run, "accuracy": 0.9 + 0.001 * run["seed"]} for run in runs]
+    del runs[0], runs[-1]  # stock's seed 2, and exact's 1
+    (row,), (first,) = example.accuracies(runs), example.first_steps(runs)
+    assert (row["seeds"], row["stock"], row["custom"]) == (2, pytest.approx(0.9005), pytest.approx(0.9005))
+    assert first["losses"] == 20  # of seed 0
+    assert example.accuracies(runs[:3]) == []
+
+
+def test_a_file_grows_by_models(example: ModuleType, tmp_path: Path) -> None:
+    file, recipe = tmp_path / "parity.json", {"epochs": 8}
+    example.write({"settings": {"data": "digits", "recipes": {"mlp": recipe}}, "runs": [{"seed": 0}]}, file)
+    settings = {"data": "digits", "recipes": {"resnet18": recipe}}
+    assert example.begun(file, settings) == [{"seed": 0}]
+    assert settings["recipes"] == {"mlp": recipe, "resnet18": recipe}
+    with pytest.raises(ValueError, match="its runs have other settings: data digits, not fashion_mnist"):
+        example.begun(file, {"data": "fashion_mnist", "recipes": {}})
 
 
 def test_equivalence_finds_what_is_planted(example: ModuleType) -> None:
@@ -150,5 +171,5 @@ def test_a_file_of_something_else_is_left_alone(example: ModuleType, tmp_path: P
     for text in ("[1]", "{}", "no json"):
         file.write_text(text)
         with pytest.raises(ValueError, match=r"other\.json: not what this command writes"):
-            example.begun(file, {})
+            example.begun(file, {"data": "digits", "recipes": {}})
         assert file.read_text() == text
