@@ -74,6 +74,7 @@ def test_where_timm_cannot_load_it_the_report_says_why(tmp_path: Path, name: str
     report = publish(saved(tmp_path, name, num_classes=3), tmp_path / "out", license="mit")
     assert (report.timm, report.timm_missing, report.accuracy) == (None, reason, None)
     text = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert ("prepared as `zoo.data.eval_transform(" in text) == (name != "mlp")
     assert "timm" not in text and "| top-1 | not stated by its checkpoint |" in text
     config = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))
     assert config["zoo_model"] == {"name": name, "options": {"num_classes": 3}}
@@ -120,6 +121,34 @@ def test_a_run_with_its_recipe_and_without_this_machines_folders(tmp_path: Path)
     ((result,),) = (entry["results"] for entry in header(tmp_path / "out")["model-index"])
     assert result["dataset"] == {"name": "digits_as_photos", "type": "digits_as_photos", "split": "val"}
     assert result["metrics"][0]["value"] == report.accuracy
+    prepared = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))["pretrained_cfg"]
+    assert (prepared["input_size"], prepared["crop_pct"], prepared["interpolation"]) == ([3, 32, 32], 0.875, "bilinear")
+    assert prepared["mean"] == [0.485, 0.456, 0.406]
+
+
+@pytest.mark.parametrize(
+    ("name", "header", "told"),
+    [
+        ("resnet50", {}, (3, 224, 224 / 232, "bilinear", 0.485)),
+        ("timm/resnet50", {}, (3, 224, 0.95, "bicubic", 0.485)),
+        ("resnet18", {"data": "fashion_mnist"}, (3, 28, 1.0, "bilinear", 0.0)),
+    ],
+)
+def test_images_are_prepared_as_when_the_accuracy_was_measured(
+    tmp_path: Path, name: str, header: dict[str, str], told: tuple[Any, ...]
+) -> None:
+    torch.manual_seed(0)
+    file = zoo.save_checkpoint(zoo.create(name), tmp_path / "model.safetensors", metadata=header)
+    publish(file, tmp_path / "out", license="mit")
+    config = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))
+    got = config["pretrained_cfg"]
+    assert (*got["input_size"][:2], got["crop_pct"], got["interpolation"], got["mean"][0]) == pytest.approx(told)
+    assert ("label_names" in config) == bool(header)
+    from timm.data import create_transform, resolve_data_config
+
+    model = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True)
+    transform = create_transform(**resolve_data_config({}, model=model))
+    assert f"CenterCrop(size=({told[1]}, {told[1]}))" in str(transform).replace("torch.Size", "")
 
 
 def test_zoos_own_weights(tmp_path: Path) -> None:

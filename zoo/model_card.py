@@ -113,7 +113,10 @@ def _sections(about: Published) -> list[str]:
     part = "the test part" if known else "the validation part"
     where = f", on {part} of {title}, when it was trained" if about.accuracy is not None and title else ""
     channels, height, width = about.size
-    values = "float32 in [0, 1], equal in all channels" if known else "float32, prepared as config.json says"
+    values = "float32 in [0, 1], equal in all channels"
+    if not known:
+        by = "config.json says" if about.architecture else f"`zoo.data.eval_transform({about.model!r})` does"
+        values = "float32" if channels == 1 else f"float32, prepared as {by}"
     return [
         f"# {about.name}",
         f"`zoo.create({about.model!r}{options})` with trained weights: an image classifier of {about.parameters:,} "

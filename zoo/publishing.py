@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from rich.console import Group, RenderableType
+from timm.data.constants import DEFAULT_CROP_PCT
 from torch import Tensor, nn
 
 from zoo import weights_index
@@ -116,7 +117,8 @@ def publish(source: PathLike, folder: PathLike, *, license: str | None = None) -
         stock = copy.deepcopy(model).float()
         unpatch(stock)
         size = _size(stock, found.config, header)
-        architecture, missing = _for_timm(stock, temporary, size, header)
+        prepared = _preparation(stock, size, found.config, header)
+        architecture, missing = _for_timm(stock, temporary, size, prepared, header)
         config = temporary / "config.json"
         if architecture is None:
             told = {"architecture": spec.name, "zoo_model": {"name": spec.name, "options": spec.options}}
@@ -222,7 +224,11 @@ def _appearing(folder: Path) -> Iterator[Path]:
 
 
 def _for_timm(
-    stock: nn.Module, folder: Path, size: tuple[int, int, int], header: Mapping[str, str]
+    stock: nn.Module,
+    folder: Path,
+    size: tuple[int, int, int],
+    prepared: Mapping[str, Any],
+    header: Mapping[str, str],
 ) -> tuple[str | None, str]:
     """Write timm's config.json beside the weights and load them by it. The architecture, or None and why not."""
     import timm
@@ -237,11 +243,9 @@ def _for_timm(
     labels = {}
     try:
         twin: Any = timm.create_model(name, **spec.options)
-        told = {**twin.pretrained_cfg, "input_size": size}
+        twin.pretrained_cfg = {**twin.pretrained_cfg, **prepared, "input_size": size}
         if data := DATASETS.get(header.get("data", "")):
-            told |= {"mean": (0.0,) * size[0], "std": (1.0,) * size[0], "crop_pct": 1.0, "interpolation": "bilinear"}
             labels = {"label_names": list(data.classes)}
-        twin.pretrained_cfg = told
         options = {key: value for key, value in spec.options.items() if key != "num_classes"}
         save_config_for_hf(twin, str(config), model_config=labels, model_args=options)
         loaded = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
@@ -268,3 +272,26 @@ def _size(model: nn.Module, config: TrainConfig | None, header: Mapping[str, str
     side = (config and config.size) or input_side(model, transform_for(spec.name, model, None))
     side = side or (data.side if data else 224)
     return channels_of(model), side, side
+
+
+def _preparation(
+    model: nn.Module, size: tuple[int, int, int], config: TrainConfig | None, header: Mapping[str, str]
+) -> dict[str, Any]:
+    """How images were prepared when the accuracy was measured, in timm's words, where timm would not say the same."""
+    channels = size[0]
+    if header.get("data", "") in DATASETS:
+        return {"mean": (0.0,) * channels, "std": (1.0,) * channels, "crop_pct": 1.0, "interpolation": "bilinear"}
+    spec = spec_of(model)
+    assert spec is not None
+    transform: Any = transform_for(spec.name, model, None)
+    prepared: dict[str, Any] = {}
+    if hasattr(transform, "crop_size") and channels == len(transform.mean):  # torchvision's
+        prepared = {
+            "mean": tuple(transform.mean),
+            "std": tuple(transform.std),
+            "crop_pct": transform.crop_size[0] / transform.resize_size[0],
+            "interpolation": transform.interpolation.value,
+        }
+    if config is not None and config.size:  # then zoo.train lets timm make the transform
+        prepared |= {"crop_pct": DEFAULT_CROP_PCT, "interpolation": "bilinear"}
+    return prepared
