@@ -288,16 +288,20 @@ Candidate by_tiles(const Query& q, Kernel kernel, const Forced& forced) {
                            ? nullptr
                            : "splits a in rows of whole 16 bytes, along M only with b along N";
   bool first = true;
+  double best_tiles = 0;
   auto consider = [&](const Shape& s) {
     if (forced.config >= 0 && forced.config != s.config) return;
     if (s.raw && (c.why_not = no_raw)) return;
     int spread = 0;
-    double time = kLaunch + std::max(tiles_time(q, s, products, &spread), traffic(q));
+    const double tiles = tiles_time(q, s, products, &spread);
+    double time = kLaunch + std::max(tiles, traffic(q));
     // the pass that makes planes
     if (f32) time += kLaunch + static_cast<double>((s.raw ? 0 : q.M) + q.N) * q.K * 10 / kBandwidth;
     if (forced.spread >= 0) spread = forced.spread;
-    if (!first && time >= c.choice.microseconds) return;
+    // where memory decides, the better tiles still
+    if (!first && (time > c.choice.microseconds || (time == c.choice.microseconds && tiles >= best_tiles))) return;
     first = false;
+    best_tiles = tiles;
     c.choice.config = s.config;
     c.choice.spread = spread;
     c.choice.raw_a = s.raw;

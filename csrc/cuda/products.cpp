@@ -368,8 +368,9 @@ bool run_backward(const Backward& b, const Tensor& like, const Launch& launch) {
   turned.a = {b.input.data, 0, b.input.col_stride, b.input.row_stride};
   turned.b = {b.grad.data, 0, ld, b.grad.col_stride};
   turned.y = b.weight_grad;
-  const Query turned_query = query_of(turned, type, launch);
-  const Choice turned_choice = f32 && b.weight_grad ? choice_of(turned_query) : Choice{};
+  const bool may_turn = f32 && b.weight_grad;
+  const Query turned_query = may_turn ? query_of(turned, type, launch) : Query{};
+  const Choice turned_choice = may_turn ? choice_of(turned_query) : Choice{};
   const bool turn = turned_choice.raw_a && turned_query.a.mn_major() && turned_choice.microseconds < dw_choice.microseconds;
   if (f32 && ((b.input_grad && !takes_planes(dx_choice)) || (b.weight_grad && !turn && !takes_planes(dw_choice)) ||
               !(b.input_grad || b.weight_grad))) {
