@@ -470,7 +470,7 @@ def verify(
         str,
         typer.Argument(metavar="TARGET", help="module:Name of a class or function, or a registered layer's name."),
     ],
-    kind: Annotated[str, typer.Option(metavar="KIND", help="Of layer.")] = "linear",
+    kind: Annotated[str, typer.Option(metavar="KIND", help="linear, layer_norm, conv2d or mlp.")] = "linear",
     claim: Annotated[
         list[str] | None,
         typer.Option("--claim", metavar="GLOB", help="Claims by name, as 'gradients*'; repeatable. All, unless told."),

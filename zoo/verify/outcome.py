@@ -36,6 +36,8 @@ class Claim:
     """What is claimed, in plain words."""
     check: Callable[[Subject], None]
     """Returns if the claim holds; raises :class:`Broken`, :class:`Untested`, or what the layer raised."""
+    kinds: tuple[str, ...] = ("linear",)
+    """Of which layers it is claimed."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,8 @@ class Verdict:
 
 
 _CLEAR = re.compile(
-    r"not (yet )?(implemented|supported)|unsupported|once_differentiable|expected .*\bgot\b|got .*\bexpected\b"
-    r"|setup_context|generate_vmap_rule|override the (jvp|vmap)",
+    r"not (yet |currently )?(implemented|support)|unsupported|once_differentiable|expected .*\bgot\b|got .*\bexpected\b"
+    r"|requires create_graph=False|setup_context|generate_vmap_rule|override the (jvp|vmap)",
     re.I | re.S,
 )
 _INTERNAL = ("torch._dynamo", "torch._inductor", "torch.fx", "torch._export", "torch.export")

@@ -14,10 +14,11 @@ from typing import Any, Protocol
 
 import torch
 
-from zoo.layers.registry import kind_of
+from zoo.layers.kinds import kind_of
 from zoo.machine import examine as examine_machine
 from zoo.sweep.worker import Ended, Worker
 from zoo.verify.claims import CLAIMS
+from zoo.verify.kinds import EVERY
 from zoo.verify.outcome import FAIL, PASS, UNTESTED, Claim, Verdict, outcome_of
 from zoo.verify.report import VerifyReport
 from zoo.verify.subject import Subject
@@ -77,8 +78,8 @@ def verify(
 
     Args:
         target: "module:Name", the name of a registered layer, a class that is built as the stock layer is, or a
-            function of (input, weight, bias).
-        kind: "linear".
+            function of what its kind's functions take (:func:`zoo.register_layer`).
+        kind: "linear", "layer_norm", "conv2d" or "mlp", whose layers are functions.
         device: where to run; the CPU unless told.
         claims: globs over the names of claims.
         seed: of weights and inputs; each claim has a stream of its own, so that one alone gives the same values.
@@ -94,8 +95,7 @@ def verify(
     Raises:
         ValueError: an unknown kind, target or claim; a target that cannot be sent to the worker.
     """
-    kind_of(kind)
-    chosen = chosen_claims(claims)
+    chosen = chosen_claims(claims, kind)
     where = torch.device(device or "cpu")
     if not time_limit > 0:
         raise ValueError(f"time_limit={time_limit!r}: expected more than 0 seconds")
@@ -129,16 +129,19 @@ def verify(
     return replace(report, verdicts=tuple(verdicts), complete=True)
 
 
-def chosen_claims(globs: str | Iterable[str] = "*") -> list[Claim]:
-    """The claims that match any of the globs, in the table's order, and ``build`` before all.
+def chosen_claims(globs: str | Iterable[str] = "*", kind: str = "linear") -> list[Claim]:
+    """The claims about a kind that match any of the globs, in the table's order, and ``build`` before all.
 
-    ValueError for a glob that matches none.
+    ValueError for no kind, or a glob that matches none.
     """
+    kind_of(kind)
+    table = [claim for claim in _TABLE if kind in claim.kinds]
     globs = [globs] if isinstance(globs, str) else list(globs)
     for glob in globs:
-        if not any(fnmatch.fnmatchcase(claim.name, glob) for claim in _TABLE):
-            raise ValueError(f"no claim matches {glob!r}; there are {', '.join(claim.name for claim in _TABLE)}")
-    return [c for c in _TABLE if c.name == BUILD or any(fnmatch.fnmatchcase(c.name, glob) for glob in globs)]
+        if not any(fnmatch.fnmatchcase(claim.name, glob) for claim in table):
+            of = "" if kind == "linear" else f" about {kind} layers"
+            raise ValueError(f"no claim{of} matches {glob!r}; there are {', '.join(claim.name for claim in table)}")
+    return [c for c in table if c.name == BUILD or any(fnmatch.fnmatchcase(c.name, glob) for glob in globs)]
 
 
 def look(task: Task, note: Callable[[str], object] = lambda step: None) -> Verdict | Found:
@@ -154,7 +157,8 @@ def look(task: Task, note: Callable[[str], object] = lambda step: None) -> Verdi
             return _verdict(_BUILD, FAIL, f"it could not be imported: {type(error).__name__}: {error}")
     claim = next(c for c in _TABLE if c.name == task.claim)
     note(claim.name)
-    return judge_claim(claim, Subject(resolve(task.target, task.kind), torch.device(task.device)), seed=task.seed)
+    subject = Subject(resolve(task.target, task.kind), torch.device(task.device), kind=task.kind)
+    return judge_claim(claim, subject, seed=task.seed)
 
 
 def judge_claim(claim: Claim, subject: Subject, *, seed: int = 0) -> Verdict:
@@ -171,11 +175,11 @@ def judge_claim(claim: Claim, subject: Subject, *, seed: int = 0) -> Verdict:
 
 
 def _build(s: Subject) -> None:
-    for bias in (True, False):
-        s.pair(96, 48, bias=bias)
+    for options in s.suite.required:
+        s.pair(**options)
 
 
-_BUILD = Claim(BUILD, "it is built as the stock layer is, and takes its state dict", _build)
+_BUILD = Claim(BUILD, "it is built as the stock layer is, and takes its state dict", _build, EVERY)
 _TABLE: tuple[Claim, ...] = (_BUILD, *CLAIMS)
 
 

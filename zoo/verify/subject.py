@@ -17,31 +17,18 @@ import torch
 from torch import Tensor, nn
 
 from zoo.judging import Entry, Measure, judge, measure
+from zoo.verify.case import Case
+from zoo.verify.kinds import Suite, suite_of
 from zoo.verify.outcome import REFUSED, Broken, Refused, Untested, outcome_of
 from zoo.verify.target import build
 
-__all__ = ["ALL", "Case", "Subject", "evaluate", "judged", "saying"]
+__all__ = ["ALL", "Case", "Subject", "double_of", "evaluate", "judged", "saying"]
 
 ALL = ("input", "weight", "bias")
+"""What has a gradient in a Linear, a LayerNorm and a Conv2d; of any kind it is ``subject.suite.all``."""
 FLOAT64_SLACK = 4.0  # as zoo.parity allows where the models are float64 themselves
 
 Tensors = Mapping[str, "Tensor | None"]
-
-
-@dataclass(frozen=True)
-class Case:
-    """One input, and what is asked of the layer with it."""
-
-    name: str
-    input: Tensor
-    """(*, in_features), with the strides that the layer shall see."""
-    out_features: int = 96
-    bias: bool = True
-    gradients: tuple[str, ...] = ()
-    """Of which of :data:`ALL` gradients are asked for, all at once; none: a forward without grad."""
-    cotangent: Tensor | None = None
-    """(*, out_features); a random one unless given."""
-    weight_scale: float = 1.0
 
 
 Evaluate = Callable[[nn.Module, Case], Tensors]
@@ -49,19 +36,39 @@ Evaluate = Callable[[nn.Module, Case], Tensors]
 
 @dataclass
 class Subject:
-    """A layer under test."""
+    """A layer under test, of a kind."""
 
     layer: Any
-    """A class, or a function of (input, weight, bias)."""
+    """A class, or a function of what its kind's functions take."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     dtype: torch.dtype = torch.float32
+    kind: str = "linear"
 
-    def pair(self, in_features: int, out_features: int, *, bias: bool = True) -> tuple[nn.Module, nn.Linear]:
-        """The layer and the stock layer, with equal weights."""
-        stock = nn.Linear(in_features, out_features, bias=bias, device=self.device, dtype=self.dtype)
-        custom = build(self.layer, in_features, out_features, bias=bias, device=self.device, dtype=self.dtype)
+    @property
+    def suite(self) -> Suite:
+        """What the claims need to know of the kind."""
+        return suite_of(self.kind)
+
+    def pair(self, *sizes: Any, **options: Any) -> tuple[Any, Any]:
+        """The layer and the stock layer, with equal weights; of the typical size unless told."""
+        sizes = sizes or self.suite.sizes
+        stock = self.suite.stock(*sizes, **options, device=self.device, dtype=self.dtype)
+        self.suite.fill(stock)
+        custom = build(self.layer, *sizes, kind=self.kind, device=self.device, dtype=self.dtype, **options)
         custom.load_state_dict(stock.state_dict())
         return custom, stock
+
+    def input(self, *rows: int) -> Tensor:
+        """Normally distributed input of a typical layer, (*rows, *sample)."""
+        return self.randn(*rows, *self.suite.sample)
+
+    def gradient(self, *rows: int) -> Tensor:
+        """What may come in for the output of :meth:`input`, (*rows, *out)."""
+        return self.cotangent(*rows, *self.suite.out)
+
+    def case(self, name: str, input: Tensor, **more: Any) -> Case:
+        """A case of a typical layer."""
+        return Case(name, input, self.suite.size, **more)
 
     def of(self, dtype: torch.dtype) -> Subject:
         """The same layer in another dtype."""
@@ -103,7 +110,7 @@ class Subject:
         want: dict[str, Measure | None] = {}
         for case in cases:
             whole = self._with_cotangent(case)
-            custom, stock = self.pair(case.input.shape[-1], case.out_features, bias=case.bias)
+            custom, stock = self.pair(*self.suite.sizes_of(case), **case.options)
             for layer in (custom, stock):
                 _scale(layer, case.weight_scale)
             exact = (exactly or run)(copy.deepcopy(stock).double(), _double(whole))
@@ -120,7 +127,11 @@ class Subject:
                 (refused if status == REFUSED else broken).append(f"{case.name}: {reason}")
                 continue
             got.update(_measures(case.name, values, exact))
-            want.update(_measures(case.name, stocks, exact, least=self._single(run, whole, stock)))
+            found = _measures(case.name, stocks, exact, least=self._single(run, whole, stock))
+            if case.conditioned:
+                rounded = (exactly or run)(copy.deepcopy(stock).double(), _rounded(whole))
+                found = _at_least(found, _measures(case.name, rounded, exact))
+            want.update(found)
         broken += [saying(entry) for entry in judge("value", got, want) if not entry.ok]
         if broken:
             raise Broken(_some(broken))
@@ -136,7 +147,7 @@ class Subject:
     def _with_cotangent(self, case: Case) -> Case:
         if case.cotangent is not None or not case.gradients:
             return case
-        return replace(case, cotangent=self.cotangent(*case.input.shape[:-1], case.out_features))
+        return replace(case, cotangent=self.cotangent(*self.suite.shape_of(case)))
 
 
 def evaluate(layer: nn.Module, case: Case) -> Tensors:
@@ -159,6 +170,12 @@ def evaluate(layer: nn.Module, case: Case) -> Tensors:
 
 
 _evaluate = evaluate
+
+
+def double_of(stock: nn.Module, x: Tensor) -> Tensor:
+    """The output of a stock layer's float64 copy: the exact one, so to speak."""
+    with torch.no_grad():
+        return copy.deepcopy(stock).double()(x.double())
 
 
 def judged(got: Tensors, stock: Tensors, exact: Tensors) -> None:
@@ -190,6 +207,18 @@ def _measures(case: str, values: Tensors, exact: Tensors, least: Tensors | None 
             found = found.at_least(measure(low, right).scaled(scale, found.dtype))
         measures[key] = found
     return dict(sorted(measures.items()))
+
+
+def _at_least(found: dict[str, Measure | None], other: dict[str, Measure | None]) -> dict[str, Measure | None]:
+    pairs = ((name, mine, other.get(name)) for name, mine in found.items())
+    return {name: mine.at_least(theirs) if mine and theirs else mine for name, mine, theirs in pairs}
+
+
+def _rounded(case: Case) -> Case:
+    """The case in float64, with an input that is a rounding of its own dtype off."""
+    eps = torch.finfo(case.input.dtype).eps
+    double = _double(case)
+    return replace(double, input=double.input * (1 + eps * torch.randn_like(double.input)))
 
 
 def _some(reasons: Sequence[str]) -> str:
