@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from zoo.layers.kinds import KINDS, Kind, call_of, kind_of, stock_kind, stock_of
 from zoo.naming import natural_key, unknown_name
+from zoo.offers import LAYERS, claimed, names_offered, take
 
 __all__ = [
     "KINDS",
@@ -48,46 +50,57 @@ def register_layer(kind: str, name: str) -> Callable[[_L], _L]:
     attributes and non-persistent buffers, nothing else; unpatch removes them. A forward that hands its work to torch
     tells so by ``zoo.layers.note_fallback(self, reason)``.
 
+    An installed package may offer layers without being imported (:mod:`zoo.offers`).
+
     Raises:
         ValueError: unknown kind, a name taken, or something that cannot stand in for the stock layer.
     """
-    stock = kind_of(kind).stock
+    kind_of(kind)
     if not isinstance(name, str) or not name:
         raise ValueError(f"a layer's name must be a non-empty str, got {name!r}")
 
     def register(layer: _L) -> _L:
-        if (kind, name) in _layers:
+        if offer := claimed(LAYERS, f"{kind}.{name}", layer):
             raise ValueError(
-                f"{kind} layer {name!r} is registered already, as {_layers[kind, name].__qualname__}; "
+                f"{kind} layer {name!r}: {layer!r} cannot have this name, which the installed package {offer} offers; "
                 "choose another name"
             )
-        if isinstance(layer, type):
-            if stock is None or not issubclass(layer, stock):
-                wanted = "" if stock is None else f"a subclass of {stock.__name__} or "
-                raise ValueError(
-                    f"{kind} layer {name!r}: expected {wanted}a function "
-                    f"f({', '.join(kind_of(kind).arguments)}), got class {layer.__qualname__}"
-                )
-            if layer.forward is stock.forward:
-                raise ValueError(
-                    f"{kind} layer {name!r}: {layer.__qualname__} has no forward of its own, so nothing would change"
-                )
-            try:
-                object.__new__(stock).__class__ = layer
-            except TypeError as error:
-                raise ValueError(
-                    f"{kind} layer {name!r}: a {stock.__name__} cannot become a {layer.__qualname__} in place "
-                    f"({error}); leave out __slots__"
-                ) from None
-            _layers[kind, name] = layer
-        elif callable(layer):
-            _check_arguments(kind, name, layer)
-            _layers[kind, name] = layer if stock is None else _from_function(kind, name, layer)
-        else:
-            raise ValueError(f"{kind} layer {name!r}: expected a class or a function, got {layer!r}")
+        _add(kind, name, layer)
         return layer
 
     return register
+
+
+def _add(kind: str, name: str, layer: Any) -> None:
+    stock = kind_of(kind).stock
+    if (kind, name) in _layers:
+        raise ValueError(
+            f"{kind} layer {name!r} is registered already, as {_layers[kind, name].__qualname__}; choose another name"
+        )
+    if isinstance(layer, type):
+        if stock is None or not issubclass(layer, stock):
+            wanted = "" if stock is None else f"a subclass of {stock.__name__} or "
+            raise ValueError(
+                f"{kind} layer {name!r}: expected {wanted}a function "
+                f"f({', '.join(kind_of(kind).arguments)}), got class {layer.__qualname__}"
+            )
+        if layer.forward is stock.forward:
+            raise ValueError(
+                f"{kind} layer {name!r}: {layer.__qualname__} has no forward of its own, so nothing would change"
+            )
+        try:
+            object.__new__(stock).__class__ = layer
+        except TypeError as error:
+            raise ValueError(
+                f"{kind} layer {name!r}: a {stock.__name__} cannot become a {layer.__qualname__} in place "
+                f"({error}); leave out __slots__"
+            ) from None
+        _layers[kind, name] = layer
+    elif callable(layer):
+        _check_arguments(kind, name, layer)
+        _layers[kind, name] = layer if stock is None else _from_function(kind, name, layer)
+    else:
+        raise ValueError(f"{kind} layer {name!r}: expected a class or a function, got {layer!r}")
 
 
 def _check_arguments(kind: str, name: str, function: Callable[..., Any]) -> None:
@@ -113,11 +126,16 @@ def get_layer(kind: str, name: str) -> Any:
     ValueError, with the known ones, where there is none.
     """
     kind_of(kind)
-    if (kind, name) not in _layers:
+    if (kind, name) not in _layers and not take(LAYERS, f"{kind}.{name}", functools.partial(_register_new, kind, name)):
         raise unknown_name(
             f"{kind} layer", name, list_layers(kind), remedy=f'register one with @zoo.register_layer("{kind}", ...)'
         )
     return _layers[kind, name]
+
+
+def _register_new(kind: str, name: str, layer: Any) -> None:
+    if (kind, name) not in _layers:  # its module may have done so by itself
+        _add(kind, name, layer)
 
 
 def custom_layer(module: nn.Module, kind: str) -> str | None:
@@ -135,7 +153,9 @@ def custom_layer(module: nn.Module, kind: str) -> str | None:
 
 
 def list_layers(kind: str | None = None) -> list[str]:
-    """The names of the registered layers of a kind, or of all kinds, in natural order."""
+    """The names of the layers of a kind, or of all kinds, in natural order: those that are registered, and those that
+    installed packages offer."""
     if kind is not None:
         kind_of(kind)
-    return sorted({n for k, n in _layers if kind in (None, k)}, key=natural_key)
+    offered = (tuple(name.split(".", 1)) for name in names_offered(LAYERS))
+    return sorted({n for k, n in (*_layers, *offered) if kind in (None, k)}, key=natural_key)
