@@ -40,7 +40,7 @@ class Offer:
 
     def is_of(self, thing: Any) -> bool:
         """Whether the thing is the package's own, which may register it by itself when it is imported."""
-        return self.value.split(":")[0].split(".")[0] == getattr(thing, "__module__", "").split(".")[0]
+        return self.value.split(":")[0].split(".")[0] == _home(thing)
 
 
 def names_offered(group: str) -> list[str]:
@@ -50,7 +50,7 @@ def names_offered(group: str) -> list[str]:
 
 def claimed(group: str, name: str | None, thing: Any) -> Offer | None:
     """The offer of that name by a package whose it is not, or None."""
-    if getattr(thing, "__module__", "").partition(".")[0] == "zoo":  # at import, when nothing is to be looked for
+    if _home(thing) == "zoo":  # at import, when nothing is to be looked for
         return None
     return next((o for o in _offers(group, tuple(sys.path)).get(name or "", ()) if not o.is_of(thing)), None)
 
@@ -99,14 +99,17 @@ def _offers(group: str, path: tuple[str, ...]) -> dict[str, tuple[Offer, ...]]:
     return found
 
 
+def _home(thing: Any) -> str:
+    """The name of the package in which a class or function is defined; of a partial, what it calls."""
+    return str(getattr(getattr(thing, "func", thing), "__module__", "")).partition(".")[0]
+
+
 def _is_zoos(group: str, name: str) -> bool:
     if group == LAYERS:
         return name.partition(".")[2] == "zoo"
     from zoo import registry
 
-    builder = registry._own().get(name)
-    builder = getattr(builder, "func", builder)  # of a partial
-    return name.partition("/")[0] in registry._DOORS or getattr(builder, "__module__", "").partition(".")[0] == "zoo"
+    return name.partition("/")[0] in registry._DOORS or _home(registry._own().get(name)) == "zoo"
 
 
 def _warn(text: str) -> None:
