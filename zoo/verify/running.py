@@ -24,7 +24,18 @@ from zoo.verify.report import VerifyReport
 from zoo.verify.subject import Subject
 from zoo.verify.target import Source, name_of, resolve, source_of
 
-__all__ = ["MEMORY_LIMIT", "TIME_LIMIT", "Found", "Task", "chosen_claims", "judge_claim", "look", "verify"]
+__all__ = [
+    "BUILD",
+    "MEMORY_LIMIT",
+    "TIME_LIMIT",
+    "Found",
+    "Task",
+    "chosen_claims",
+    "judge_claim",
+    "judging",
+    "look",
+    "verify",
+]
 
 TIME_LIMIT = 120.0
 MEMORY_LIMIT = 8 * 2**30
@@ -127,6 +138,30 @@ def verify(
             if checkpoint is not None:
                 checkpoint(replace(report, verdicts=_padded(verdicts, chosen)))
     return replace(report, verdicts=tuple(verdicts), complete=True)
+
+
+@contextlib.contextmanager
+def judging(
+    target: str,
+    *,
+    kind: str = "linear",
+    device: str | torch.device | None = None,
+    seed: int = 0,
+    time_limit: float = TIME_LIMIT,
+    memory_limit: int | None = MEMORY_LIMIT,
+) -> Iterator[Callable[[str], Verdict]]:
+    """What gives the verdict on a claim by its name, in one worker process. Args: as of :func:`verify`.
+
+    ValueError for a target that leads nowhere.
+    """
+    where = torch.device(device or "cpu")
+    task = Task(target, kind, None, str(where), seed, memory_limit if where.type == "cpu" else None)
+    with _isolated(target, time_limit) as judge:
+        found = judge(task)
+        if isinstance(found, Found) and found.refusal:
+            raise ValueError(found.refusal)
+        failed = {} if isinstance(found, Found) else {BUILD: found}
+        yield lambda claim: failed.get(claim) or judge(replace(task, claim=claim))
 
 
 def chosen_claims(globs: str | Iterable[str] = "*", kind: str = "linear") -> list[Claim]:
