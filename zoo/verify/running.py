@@ -52,6 +52,7 @@ class Task:
     device: str
     seed: int
     memory_limit: int | None
+    against: Any = None
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ def verify(
     target: Any,
     *,
     kind: str = "linear",
+    against: Any = None,
     device: str | torch.device | None = None,
     claims: str | Iterable[str] = "*",
     seed: int = 0,
@@ -91,6 +93,9 @@ def verify(
         target: "module:Name", the name of a registered layer, a class that is built as the stock layer is, or a
             function of what its kind's functions take (:func:`zoo.register_layer`).
         kind: "linear", "layer_norm", "conv2d" or "mlp", whose layers are functions.
+        against: a class, or "module:Name" of one, to compare with in the place of the stock layer, built as that is. A
+            layer that approximates is wrong beside the stock layer; whether it is a right approximation shows beside
+            its twin, which does the same in plain operators.
         device: where to run; the CPU unless told.
         claims: globs over the names of claims.
         seed: of weights and inputs; each claim has a stream of its own, so that one alone gives the same values.
@@ -111,8 +116,9 @@ def verify(
     if not time_limit > 0:
         raise ValueError(f"time_limit={time_limit!r}: expected more than 0 seconds")
     with contextlib.ExitStack() as stack:
-        judge = stack.enter_context(_isolated(target, time_limit)) if isolate else look
-        task = Task(target, kind, None, str(where), seed, memory_limit if isolate and where.type == "cpu" else None)
+        judge = stack.enter_context(_isolated((target, against), time_limit)) if isolate else look
+        limit = memory_limit if isolate and where.type == "cpu" else None
+        task = Task(target, kind, None, str(where), seed, limit, against)
         found = judge(task)
         if isinstance(found, Found) and found.refusal:
             raise ValueError(found.refusal)
@@ -125,9 +131,10 @@ def verify(
             source.source_sha256,
             examine_machine(where),
             seed,
-            command or f"zoo.verify({name_of(target)!r}, kind={kind!r}, device={str(where)!r}, seed={seed})",
+            command or _call(target, against, kind, where, seed),
             tuple(verdicts),
             complete=False,
+            against=None if against is None else name_of(against),
         )
         by_name = {claim.name: claim for claim in chosen}
         for name in progress([name for name in by_name if not any(v.claim == name for v in verdicts)]):
@@ -156,7 +163,7 @@ def judging(
     """
     where = torch.device(device or "cpu")
     task = Task(target, kind, None, str(where), seed, memory_limit if where.type == "cpu" else None)
-    with _isolated(target, time_limit) as judge:
+    with _isolated((target,), time_limit) as judge:
         found = judge(task)
         if isinstance(found, Found) and found.refusal:
             raise ValueError(found.refusal)
@@ -185,6 +192,7 @@ def look(task: Task, note: Callable[[str], object] = lambda step: None) -> Verdi
         _limit_memory(task.memory_limit)
     if task.claim is None:
         try:
+            _against(task)
             return Found(source_of(resolve(task.target, task.kind)))
         except ValueError as error:
             return Found(Source(None, None), refusal=str(error))
@@ -192,8 +200,19 @@ def look(task: Task, note: Callable[[str], object] = lambda step: None) -> Verdi
             return _verdict(_BUILD, FAIL, f"it could not be imported: {type(error).__name__}: {error}")
     claim = next(c for c in _TABLE if c.name == task.claim)
     note(claim.name)
-    subject = Subject(resolve(task.target, task.kind), torch.device(task.device), kind=task.kind)
+    layer = resolve(task.target, task.kind)
+    subject = Subject(layer, torch.device(task.device), kind=task.kind, against=_against(task))
     return judge_claim(claim, subject, seed=task.seed)
+
+
+def _against(task: Task) -> Any:
+    """The class to compare with, or None for the stock layer."""
+    if task.against is None:
+        return None
+    found = resolve(task.against, task.kind)
+    if not isinstance(found, type):
+        raise ValueError(f"against {name_of(task.against)}: expected a class, got {found!r}")
+    return found
 
 
 def judge_claim(claim: Claim, subject: Subject, *, seed: int = 0) -> Verdict:
@@ -219,8 +238,8 @@ _TABLE: tuple[Claim, ...] = (_BUILD, *CLAIMS)
 
 
 @contextlib.contextmanager
-def _isolated(target: Any, time_limit: float) -> Iterator[Judge]:
-    if not isinstance(target, str):
+def _isolated(targets: tuple[Any, ...], time_limit: float) -> Iterator[Judge]:
+    for target in targets:
         try:
             pickle.dumps(target)
         except Exception as error:
@@ -239,6 +258,11 @@ def _isolated(target: Any, time_limit: float) -> Iterator[Judge]:
                 return _verdict(claim, FAIL, str(error), time.monotonic() - begun)
 
         yield judge
+
+
+def _call(target: Any, against: Any, kind: str, where: torch.device, seed: int) -> str:
+    twin = "" if against is None else f", against={name_of(against)!r}"
+    return f"zoo.verify({name_of(target)!r}, kind={kind!r}{twin}, device={str(where)!r}, seed={seed})"
 
 
 def _verdict(claim: Claim, status: str, reason: str = "", seconds: float = 0.0) -> Verdict:

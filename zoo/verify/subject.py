@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,7 @@ from zoo.verify.kinds import Suite, suite_of
 from zoo.verify.outcome import REFUSED, Broken, Refused, Untested, outcome_of
 from zoo.verify.target import build
 
-__all__ = ["ALL", "Case", "Subject", "double_of", "evaluate", "judged", "saying"]
+__all__ = ["ALL", "Case", "Subject", "double_of", "evaluate", "judged", "parameter_of", "saying"]
 
 ALL = ("input", "weight", "bias")
 """What has a gradient in a Linear, a LayerNorm and a Conv2d; of any kind it is ``subject.suite.all``."""
@@ -43,11 +44,19 @@ class Subject:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     dtype: torch.dtype = torch.float32
     kind: str = "linear"
+    against: Any = None
+    """A class to compare it with in the place of the kind's stock layer, and built as that is."""
 
-    @property
+    @functools.cached_property
     def suite(self) -> Suite:
-        """What the claims need to know of the kind."""
-        return suite_of(self.kind)
+        """What the claims need to know of the kind, and of what the layer is compared with."""
+        suite = suite_of(self.kind)
+        if self.against is None:
+            return suite
+        stock = functools.partial(build, self.against, kind=self.kind)
+        named = dict(stock(*suite.sizes, device="meta", dtype=self.dtype).named_parameters())
+        weights = tuple(n for n, parameter in named.items() if parameter.dim() > 1 or n in suite.weights)
+        return replace(suite, stock=stock, parameters=tuple(named), weights=weights)
 
     def pair(self, *sizes: Any, **options: Any) -> tuple[Any, Any]:
         """The layer and the stock layer, with equal weights; of the typical size unless told."""
@@ -106,13 +115,19 @@ class Subject:
         run = evaluate or _evaluate
         refused: list[str] = []
         broken: list[str] = []
+        overflown: list[str] = []
         got: dict[str, Measure | None] = {}
         want: dict[str, Measure | None] = {}
         for case in cases:
             whole = self._with_cotangent(case)
-            custom, stock = self.pair(*self.suite.sizes_of(case), **case.options)
-            for layer in (custom, stock):
-                _scale(layer, case.weight_scale)
+            try:
+                custom, stock = self.pair(*self.suite.sizes_of(case), **case.options)
+            except Exception as error:
+                status, reason = outcome_of(error)
+                (refused if status == REFUSED else broken).append(f"{case.name}, to be built: {reason}")
+                continue
+            if case.weight_scale != 1.0:
+                self._scale((custom, stock), case.weight_scale)
             exact = (exactly or run)(copy.deepcopy(stock).double(), _double(whole))
             try:
                 with around():
@@ -126,8 +141,11 @@ class Subject:
                 status, reason = outcome_of(error)
                 (refused if status == REFUSED else broken).append(f"{case.name}: {reason}")
                 continue
-            got.update(_measures(case.name, values, exact))
             found = _measures(case.name, stocks, exact, least=self._single(run, whole, stock))
+            if any(m is not None and m.fault for m in found.values()):
+                overflown.append(case.name)
+                continue
+            got.update(_measures(case.name, values, exact))
             if case.conditioned:
                 rounded = (exactly or run)(copy.deepcopy(stock).double(), _rounded(whole))
                 found = _at_least(found, _measures(case.name, rounded, exact))
@@ -137,6 +155,15 @@ class Subject:
             raise Broken(_some(broken))
         if refused:
             raise Refused(_some(refused))
+        if overflown and not got:
+            raise Untested(f"{_some(overflown)}: the stock layer's own values are not finite")
+
+    def _scale(self, layers: tuple[nn.Module, ...], factor: float) -> None:
+        with torch.no_grad():
+            for layer in layers:
+                for name, parameter in layer.named_parameters():
+                    if name.rpartition(".")[2] in self.suite.parameters:
+                        parameter.mul_(factor)
 
     def _single(self, run: Evaluate, whole: Case, stock: nn.Module) -> Tensors | None:
         # In float64 the reference is no more exact than the layer: the stock's float32 copy shows its error.
@@ -162,6 +189,8 @@ def evaluate(layer: nn.Module, case: Case) -> Tensors:
     leaves = {"input": x.requires_grad_("input" in case.gradients), **parameters}
     asked = [name for name in case.gradients if name in leaves]
     output = layer(x)
+    if not asked:
+        return {"output": output.detach()}
     assert case.cotangent is not None
     grads = torch.autograd.grad(
         output, [leaves[name] for name in asked], case.cotangent.to(output.dtype), allow_unused=True
@@ -170,6 +199,14 @@ def evaluate(layer: nn.Module, case: Case) -> Tensors:
 
 
 _evaluate = evaluate
+
+
+def parameter_of(layer: nn.Module, name: str) -> nn.Parameter:
+    """The parameter of that name, wherever in the layer it lies. :class:`Broken` where there is none."""
+    named = {full.rpartition(".")[2]: parameter for full, parameter in layer.named_parameters()}
+    if name not in named:
+        raise Broken(f"it has no parameter {name!r}; it has {', '.join(named) or 'none'}")
+    return named[name]
 
 
 def double_of(stock: nn.Module, x: Tensor) -> Tensor:
@@ -224,13 +261,6 @@ def _rounded(case: Case) -> Case:
 def _some(reasons: Sequence[str]) -> str:
     more = f"; and {len(reasons) - 2} more" if len(reasons) > 2 else ""
     return "; ".join(reasons[:2]) + more
-
-
-def _scale(layer: nn.Module, factor: float) -> None:
-    if factor != 1.0:
-        with torch.no_grad():
-            for parameter in layer.parameters():
-                parameter.mul_(factor)
 
 
 def _double(case: Case) -> Case:

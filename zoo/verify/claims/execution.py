@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from zoo.verify.kinds import EVERY
 from zoo.verify.outcome import Broken, Claim
-from zoo.verify.subject import Subject, double_of, evaluate, judged
+from zoo.verify.subject import Subject, double_of, evaluate, judged, parameter_of
 
 __all__ = ["CLAIMS"]
 
@@ -34,8 +34,7 @@ def new_values(s: Subject) -> None:
     """Equal objects at equal pointers, with other values in them: whoever keeps results by these is found."""
     custom, stock = s.pair()
     x = s.input(64)
-    named = dict(custom.named_parameters())
-    pairs = [(named[name], parameter) for name, parameter in stock.named_parameters()]
+    pairs = [(parameter_of(custom, name), parameter) for name, parameter in stock.named_parameters()]
 
     def right(what: str) -> None:
         with torch.no_grad():
@@ -79,7 +78,7 @@ def own_output(s: Subject) -> None:
         raise Broken("a second call changed the output of the first")
     if first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr():
         raise Broken("two outputs lie in the same memory")
-    leaves = list(custom.parameters())
+    leaves = [p for p in custom.parameters() if p.requires_grad]
     grads = torch.autograd.grad(first, leaves, s.gradient(64))
     kept_grads = [g.clone() for g in grads]
     torch.autograd.grad(second, leaves, s.gradient(64))
@@ -141,8 +140,8 @@ def threads(s: Subject) -> None:
     custom, _ = s.pair()
     inputs = [s.input(64) for _ in range(4)]
     cotangents = [s.gradient(64) for _ in range(4)]
-    leaves = list(custom.parameters())
-    names = ("output", *(name for name, _ in custom.named_parameters()))
+    leaves = [p for p in custom.parameters() if p.requires_grad]
+    names = ("output", *(name for name, p in custom.named_parameters() if p.requires_grad))
 
     def work(number: int) -> list[Tensor]:
         output = custom(inputs[number])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from zoo.verify.claims.values import by_cases, with_cases
 from zoo.verify.kinds import EVERY
 from zoo.verify.outcome import Broken, Claim
-from zoo.verify.subject import ALL, Case, Subject, Tensors, evaluate, judged
+from zoo.verify.subject import ALL, Case, Subject, Tensors, evaluate, judged, parameter_of
 
 __all__ = ["CLAIMS"]
 
@@ -88,8 +88,7 @@ def double_backward(s: Subject) -> None:
         assert case.cotangent is not None
         x = case.input.detach().requires_grad_()
         cotangent = case.cotangent.detach().requires_grad_()
-        named = dict(layer.named_parameters())
-        weights = {name: named[name].requires_grad_() for name in s.suite.weights}
+        weights = {name: parameter_of(layer, name).requires_grad_() for name in s.suite.weights}
         first = torch.autograd.grad(layer(x), [x, *weights.values()], cotangent, create_graph=True)
         # Functions of all gradients, so that all second derivatives are there and differ.
         total = (first[0] * case.input.roll(1, 0)).sum()
@@ -159,7 +158,7 @@ def kept_graph(s: Subject) -> None:
     runs: list[dict[str, Tensor | None]] = []
     for layer in (custom, stock):
         y = layer(x)
-        leaves = {name.rpartition(".")[2]: p for name, p in layer.named_parameters()}
+        leaves = {name.rpartition(".")[2]: p for name, p in layer.named_parameters() if p.requires_grad}
         torch.autograd.grad(y, list(leaves.values()), cotangent, retain_graph=True)
         runs.append(dict(zip(leaves, torch.autograd.grad(y, list(leaves.values()), cotangent), strict=True)))
     case = s.case("", x.double(), gradients=s.suite.parameters, cotangent=cotangent.double())
@@ -176,8 +175,7 @@ def changed(s: Subject) -> None:
         right = evaluate(stock.double(), s.case("", x.double(), gradients=names, cotangent=cotangent.double()))
         leaf = x.clone().requires_grad_()
         held = leaf * 1.0  # no leaf, so that it may be changed
-        named = {name.rpartition(".")[2]: p for name, p in custom.named_parameters()}
-        tensors = {"input": held, **{name: named[name] for name in s.suite.weights}}
+        tensors = {"input": held, **{name: parameter_of(custom, name) for name in s.suite.weights}}
         output = custom(held)
         with torch.no_grad():
             tensors[what].mul_(3.0)

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 
 from zoo.verify.kinds import EVERY
 from zoo.verify.outcome import Broken, Claim, Untested
-from zoo.verify.subject import Subject, double_of, judged
+from zoo.verify.subject import Subject, double_of, judged, parameter_of
 
 __all__ = ["CLAIMS"]
 
@@ -96,12 +96,13 @@ def hooks(s: Subject) -> None:
     if custom(x).any():
         raise Broken("a forward hook's output did not take the place of the layer's")
     replaced.remove()
-    seen: list[Tensor] = []
-    handle = dict(custom.named_parameters())[s.suite.weights[0]].register_hook(seen.append)
-    custom(x).sum().backward()
-    handle.remove()
-    if not seen:
-        raise Broken(f"a hook on the gradient of {s.suite.weights[0]} was never called")
+    for weight in s.suite.weights[:1]:
+        seen: list[Tensor] = []
+        handle = parameter_of(custom, weight).register_hook(seen.append)
+        custom(x).sum().backward()
+        handle.remove()
+        if not seen:
+            raise Broken(f"a hook on the gradient of {weight} was never called")
 
 
 def converted(s: Subject) -> None:
@@ -133,6 +134,8 @@ def on_meta(s: Subject) -> None:
 
 
 def parametrized(s: Subject) -> None:
+    if not s.suite.weights:
+        raise Untested("it has no weight that is trained")
     for weight in s.suite.weights:
         custom, stock = s.pair()
         x = s.input(64)

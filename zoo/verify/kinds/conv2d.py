@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CONV2D"]
 
-ALL = ("input", "weight", "bias")
 _arguments = call_of("conv2d")
 
 
@@ -61,7 +60,7 @@ def _edges(s: Subject) -> list[Case]:
 
 def _no_bias(s: Subject) -> list[Case]:
     options = {**NO_BIAS, "padding": 1}
-    return [Case("(2, 16, 9, 9)->12", s.randn(2, 16, 9, 9), (12, 3), options, gradients=("input", "weight"))]
+    return [Case("(2, 16, 9, 9)->12", s.randn(2, 16, 9, 9), (12, 3), options, gradients=s.suite.all)]
 
 
 def _strides(s: Subject) -> list[Case]:
@@ -83,15 +82,16 @@ def _large(s: Subject) -> list[Case]:
 
 
 def _few(s: Subject) -> list[Case]:
+    strided, images = {"stride": 2, "groups": 2}, s.randn(3, 12, 8, 7)
     return [
-        Case("(2, 16, 9, 9)->12", s.randn(2, 16, 9, 9), (12, 3), {"padding": 1}, gradients=ALL),
-        Case("(3, 12, 8, 7)->8, two groups", s.randn(3, 12, 8, 7), (8, 3), {"stride": 2, "groups": 2}, gradients=ALL),
+        Case("(2, 16, 9, 9)->12", s.randn(2, 16, 9, 9), (12, 3), {"padding": 1}, gradients=s.suite.all),
+        Case("(3, 12, 8, 7)->8, two groups", images, (8, 3), strided, gradients=s.suite.all),
     ]
 
 
 def _compile(s: Subject) -> list[Case]:
     shapes = [(4, 16, 10, 9), (4, 16, 10, 9), (2, 16, 11, 9)]
-    return [Case(f"{shape}->12", s.randn(*shape), (12, 3), gradients=ALL) for shape in shapes]
+    return [Case(f"{shape}->12", s.randn(*shape), (12, 3), gradients=s.suite.all) for shape in shapes]
 
 
 def _wrong(s: Subject) -> list[tuple[str, Tensor]]:
@@ -123,7 +123,7 @@ _CASES: Mapping[str, Cases] = {
     "large": _large,
     "dtype": _few,
     "autocast": _few,
-    "gradients": lambda s: _values(s, ALL),
+    "gradients": lambda s: _values(s, s.suite.all),
     "determinism": _few,
     "compile": _compile,
 }

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LAYER_NORM"]
 
-ALL = ("input", "weight", "bias")
 NO_AFFINE: Mapping[str, Any] = {"elementwise_affine": False}
 
 
@@ -48,27 +47,27 @@ def _edges(s: Subject) -> list[Case]:
 
 
 def _no_bias(s: Subject) -> list[Case]:
-    return _of(s, (64, 192), (1, 31), options=NO_BIAS, gradients=("input", "weight"))
+    return _of(s, (64, 192), (1, 31), options=NO_BIAS, gradients=s.suite.all)
 
 
 def _no_affine(s: Subject) -> list[Case]:
-    return _of(s, (64, 192), (1, 31), options=NO_AFFINE, gradients=("input",))
+    return _of(s, (64, 192), (1, 31), options=NO_AFFINE, gradients=s.suite.all)
 
 
 def _normalized_shape(s: Subject) -> list[Case]:
     return [
-        Case("the last two of (4, 5, 8, 16)", s.randn(4, 5, 8, 16), (8, 16), gradients=ALL),
-        Case("the last three of (6, 4, 7, 5)", s.randn(6, 4, 7, 5), (4, 7, 5), gradients=ALL),
-        Case("all of (12, 16)", s.randn(12, 16), (12, 16), gradients=ALL),
-        Case("the last two, (1, 64)", s.randn(9, 1, 64), (1, 64), gradients=ALL),
-        Case("the last two, transposed", s.randn(20, 16, 8).transpose(1, 2), (8, 16), gradients=ALL),
-        Case("the last two, without parameters", s.randn(20, 8, 16), (8, 16), NO_AFFINE, gradients=("input",)),
+        Case("the last two of (4, 5, 8, 16)", s.randn(4, 5, 8, 16), (8, 16), gradients=s.suite.all),
+        Case("the last three of (6, 4, 7, 5)", s.randn(6, 4, 7, 5), (4, 7, 5), gradients=s.suite.all),
+        Case("all of (12, 16)", s.randn(12, 16), (12, 16), gradients=s.suite.all),
+        Case("the last two, (1, 64)", s.randn(9, 1, 64), (1, 64), gradients=s.suite.all),
+        Case("the last two, transposed", s.randn(20, 16, 8).transpose(1, 2), (8, 16), gradients=s.suite.all),
+        Case("the last two, without parameters", s.randn(20, 8, 16), (8, 16), NO_AFFINE, gradients=s.suite.all),
     ]
 
 
 def _eps(s: Subject) -> list[Case]:
     return [
-        Case(f"eps={eps:g}, values of {scale:g}", scale * s.randn(64, 96), options={"eps": eps}, gradients=ALL)
+        Case(f"eps={eps:g}, values of {scale:g}", scale * s.randn(64, 96), options={"eps": eps}, gradients=s.suite.all)
         for eps, scale in ((0.1, 1.0), (1e-3, 0.03), (1e-5, 3e-3), (1e-12, 1e-4))
     ]
 
@@ -102,34 +101,34 @@ def _constant(s: Subject) -> list[Case]:
     mixed = s.randn(64, 96)
     mixed[::3] = constants[::3]
     return [
-        Case("all rows constant", constants, gradients=ALL, conditioned=True),
-        Case("all values zero", torch.zeros_like(constants), gradients=ALL, conditioned=True),
-        Case("every third row constant", mixed, gradients=ALL, conditioned=True),
+        Case("all rows constant", constants, gradients=s.suite.all, conditioned=True),
+        Case("all values zero", torch.zeros_like(constants), gradients=s.suite.all, conditioned=True),
+        Case("every third row constant", mixed, gradients=s.suite.all, conditioned=True),
     ]
 
 
 def _large_mean(s: Subject) -> list[Case]:
     return [
-        Case("mean 100, deviation 1", 100 + s.randn(64, 96), gradients=ALL, conditioned=True),
-        Case("mean 1e4, deviation 1", 1e4 + s.randn(64, 768), gradients=ALL, conditioned=True),
-        Case("means from -300 to 300", 300 * s.randn(64, 1) + s.randn(64, 96), gradients=ALL, conditioned=True),
+        Case("mean 100, deviation 1", 100 + s.randn(64, 96), gradients=s.suite.all, conditioned=True),
+        Case("mean 1e4, deviation 1", 1e4 + s.randn(64, 768), gradients=s.suite.all, conditioned=True),
+        Case("means from -300 to 300", 300 * s.randn(64, 1) + s.randn(64, 96), gradients=s.suite.all, conditioned=True),
     ]
 
 
 def _dtype(s: Subject) -> list[Case]:
-    return _of(s, (64, 192), (2, 33, 65), gradients=ALL)
+    return _of(s, (64, 192), (2, 33, 65), gradients=s.suite.all)
 
 
 def _gradients(s: Subject) -> list[Case]:
-    return _of(s, (1, 64), (5, 63), (64, 192), (65, 192), (200, 96), (0, 16), (2, 50, 96), gradients=ALL)
+    return _of(s, (1, 64), (5, 63), (64, 192), (65, 192), (200, 96), (0, 16), (2, 50, 96), gradients=s.suite.all)
 
 
 def _determinism(s: Subject) -> list[Case]:
-    return _of(s, (130, 192), gradients=ALL)
+    return _of(s, (130, 192), gradients=s.suite.all)
 
 
 def _compile(s: Subject) -> list[Case]:
-    return _of(s, (64, 96), (64, 96), (2, 9, 96), gradients=ALL)
+    return _of(s, (64, 96), (64, 96), (2, 9, 96), gradients=s.suite.all)
 
 
 def _wrong(s: Subject) -> list[tuple[str, Tensor]]:
@@ -155,7 +154,7 @@ _CASES: Mapping[str, Cases] = {
     "constant-rows": _constant,
     "large-mean": _large_mean,
     "dtype": _dtype,
-    "autocast": lambda s: _of(s, (64, 192), (2, 33, 64), gradients=ALL),
+    "autocast": lambda s: _of(s, (64, 192), (2, 33, 64), gradients=s.suite.all),
     "gradients": _gradients,
     "determinism": _determinism,
     "compile": _compile,

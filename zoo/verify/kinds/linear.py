@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LINEAR", "Functional"]
 
-ALL = ("input", "weight", "bias")
-
 
 class Functional(WithFunction, nn.Linear):
     """An nn.Linear that computes with a function of (input, weight, bias)."""
@@ -57,8 +55,8 @@ def _edges(s: Subject) -> list[Case]:
 
 def _no_bias(s: Subject) -> list[Case]:
     return [
-        Case("(64, 192)->96 without bias", s.randn(64, 192), 96, NO_BIAS, gradients=("input", "weight")),
-        Case("(1, 31)->17 without bias", s.randn(1, 31), 17, NO_BIAS, gradients=("input", "weight")),
+        Case("(64, 192)->96 without bias", s.randn(64, 192), 96, NO_BIAS, gradients=s.suite.all),
+        Case("(1, 31)->17 without bias", s.randn(1, 31), 17, NO_BIAS, gradients=s.suite.all),
     ]
 
 
@@ -89,31 +87,31 @@ def _denormals(s: Subject) -> list[Case]:
 
 def _dtype(s: Subject) -> list[Case]:
     return [
-        Case("(64, 192)->96", s.randn(64, 192), 96, gradients=ALL),
-        Case("(2, 33, 65)->48", s.randn(2, 33, 65), 48, gradients=ALL),
+        Case("(64, 192)->96", s.randn(64, 192), 96, gradients=s.suite.all),
+        Case("(2, 33, 65)->48", s.randn(2, 33, 65), 48, gradients=s.suite.all),
     ]
 
 
 def _autocast(s: Subject) -> list[Case]:
     return [
-        Case("(64, 192)->96 in bfloat16", s.randn(64, 192), 96, gradients=ALL),
+        Case("(64, 192)->96 in bfloat16", s.randn(64, 192), 96, gradients=s.suite.all),
         Case("(2, 33, 64)->48 in bfloat16", s.randn(2, 33, 64), 48),
     ]
 
 
 def _gradients(s: Subject) -> list[Case]:
     sizes = [(1, 64, 48), (5, 63, 31), (64, 192, 96), (65, 192, 96), (200, 96, 10), (0, 16, 8)]
-    cases = [Case(f"({m}, {k})->{n}", s.randn(m, k), n, gradients=ALL) for m, k, n in sizes]
-    return [*cases, Case("(2, 50, 96)->48", s.randn(2, 50, 96), 48, gradients=ALL)]
+    cases = [Case(f"({m}, {k})->{n}", s.randn(m, k), n, gradients=s.suite.all) for m, k, n in sizes]
+    return [*cases, Case("(2, 50, 96)->48", s.randn(2, 50, 96), 48, gradients=s.suite.all)]
 
 
 def _determinism(s: Subject) -> list[Case]:
-    return [Case("", s.randn(130, 192), 96, gradients=ALL)]
+    return [Case("", s.randn(130, 192), 96, gradients=s.suite.all)]
 
 
 def _compile(s: Subject) -> list[Case]:
     shapes = [(64, 96), (64, 96), (2, 9, 96)]
-    return [Case(f"{shape}->48", s.randn(*shape), 48, gradients=ALL) for shape in shapes]
+    return [Case(f"{shape}->48", s.randn(*shape), 48, gradients=s.suite.all) for shape in shapes]
 
 
 def _wrong(s: Subject) -> list[tuple[str, Tensor]]:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["MLP", "Unit"]
 
-ALL = ("input", "weight1", "bias1", "weight2", "bias2")
 _arguments = call_of("mlp")
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -90,7 +89,7 @@ def _edges(s: Subject) -> list[Case]:
 
 
 def _no_bias(s: Subject) -> list[Case]:
-    wanted = ("input", "weight1", "weight2")
+    wanted = s.suite.all
     return [Case(f"without biases, {a}", s.randn(64, 96), (128, 48, a), NO_BIAS, wanted) for a in ("gelu", "relu")]
 
 
@@ -115,14 +114,14 @@ def _large(s: Subject) -> list[Case]:
 
 def _few(s: Subject) -> list[Case]:
     return [
-        Case("(64, 192)->128->96, gelu", s.randn(64, 192), (128, 96, "gelu"), gradients=ALL),
-        Case("(2, 33, 65)->64->48, relu", s.randn(2, 33, 65), (64, 48, "relu"), gradients=ALL),
+        Case("(64, 192)->128->96, gelu", s.randn(64, 192), (128, 96, "gelu"), gradients=s.suite.all),
+        Case("(2, 33, 65)->64->48, relu", s.randn(2, 33, 65), (64, 48, "relu"), gradients=s.suite.all),
     ]
 
 
 def _compile(s: Subject) -> list[Case]:
     shapes = [(64, 96), (64, 96), (2, 9, 96)]
-    return [Case(f"{shape}->64->48", s.randn(*shape), (64, 48, "gelu"), gradients=ALL) for shape in shapes]
+    return [Case(f"{shape}->64->48", s.randn(*shape), (64, 48, "gelu"), gradients=s.suite.all) for shape in shapes]
 
 
 def _wrong(s: Subject) -> list[tuple[str, Tensor]]:
@@ -142,7 +141,7 @@ _CASES: Mapping[str, Cases] = {
     "large": _large,
     "dtype": _few,
     "autocast": _few,
-    "gradients": lambda s: _values(s, ALL),
+    "gradients": lambda s: _values(s, s.suite.all),
     "determinism": _few,
     "compile": _compile,
 }
