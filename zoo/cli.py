@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperCommand
 
 from zoo.commands.output import AsJson, deliver, tell
+from zoo.launch import rank
 from zoo.report import Report
 from zoo.version import __version__
 
@@ -224,7 +225,10 @@ def train(
     ] = None,
     data: Annotated[
         str | None,
-        _tuning("digits, fashion_mnist[:DIR], mnist[:DIR], or a folder with train/ and val/.", metavar="NAME|DIR"),
+        _tuning(
+            "digits, fashion_mnist, mnist, cifar10, cifar100 (each NAME:DIR), or a folder with train/ and val/.",
+            metavar="NAME|DIR",
+        ),
     ] = None,
     out: Annotated[
         str | None, typer.Option(metavar="DIR", help="Where the run goes.", show_default="runs/MODEL")
@@ -244,7 +248,7 @@ def train(
     option: Options = None,
     size: Annotated[int | None, _tuning("Side of the images. (what the model takes)")] = None,
     epochs: Annotated[int | None, _tuning("Times through the images. (10)")] = None,
-    batch_size: Annotated[int | None, _tuning("Images of a forward pass. (128)")] = None,
+    batch_size: Annotated[int | None, _tuning("Images of a forward pass, of all ranks together. (128)")] = None,
     accumulate: Annotated[int | None, _tuning("Passes of an optimizer step. (1)")] = None,
     optimizer: Annotated[str | None, _tuning("One of timm's. (adamw)", metavar="NAME")] = None,
     lr: Annotated[float | None, _tuning("Learning rate. (0.001)")] = None,
@@ -263,6 +267,10 @@ def train(
     autocast: Annotated[str | None, _tuning("none, bf16 or fp16. (none)", metavar="TYPE")] = None,
     channels_last: Annotated[bool | None, _tuning("Memory format of images and convolutions.")] = None,
     device: Annotated[str | None, _tuning("cpu, cuda or cuda:N. (auto)", metavar="NAME")] = None,
+    compile: Annotated[bool | None, _tuning("Compile the model with torch.compile.")] = None,
+    grad_checkpointing: Annotated[bool | None, _tuning("Less memory, and more to compute; timm's models.")] = None,
+    strategy: Annotated[str | None, _tuning("Under torchrun: ddp, fsdp or tp. (ddp)", metavar="NAME")] = None,
+    sync_bn: Annotated[bool | None, _tuning("Batch norms over all ranks, on GPUs.")] = None,
     workers: Annotated[int | None, _tuning("Processes that read images. (0)")] = None,
     seed: Annotated[int | None, _tuning("(0)")] = None,
     on_corrupt: Annotated[
@@ -271,11 +279,13 @@ def train(
     checkpoint_every: Annotated[int | None, _tuning("Steps between checkpoints. (an epoch's)")] = None,
     keep_last: Annotated[int | None, _tuning("Checkpoints to keep. (2)")] = None,
     log_every: Annotated[int | None, _tuning("Steps of a line in the log. (50)")] = None,
+    tensorboard: Annotated[bool | None, _tuning("Curves for TensorBoard, too, in DIR/tensorboard.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a model; killed at any moment, it goes on with --resume as if nothing had been.
 
     The folder then has config.toml, log.jsonl, best.safetensors and final.safetensors, for zoo.load, and checkpoints.
+    On several GPUs or processes: torchrun --nproc-per-node 4 -m zoo.train MODEL ... --strategy ddp
     """
     told = {name: value for name, value in locals().items() if name not in ("out", "config", "resume", "as_json")}
 
@@ -287,7 +297,7 @@ def train(
         against = told.pop("compare") is not None
         return run(told, config=config, out=out, resume=resume, compare=against)
 
-    deliver(work, as_json=as_json)
+    deliver(work, as_json=as_json, rank=rank())
 
 
 class Where(str, Enum):
