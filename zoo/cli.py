@@ -1,6 +1,6 @@
-"""The command line: ``zoo list | info | check | parity | verify | train | sweep | bench | demo | doctor``.
+"""The command line: ``zoo list | info | check | parity | verify | train | publish | sweep | bench | demo | doctor``.
 
-Here are the arguments alone. What a command does is in :mod:`zoo.commands`, :mod:`zoo.demo` and :mod:`zoo.doctor`,
+Here are the arguments alone. What a command does is in :mod:`zoo.commands`, or in a module of the command's own, and is
 imported when the command runs: torch takes seconds to import, and ``zoo --help`` has no need of it.
 """
 
@@ -95,6 +95,9 @@ def list_(
         bool, typer.Option("--fields", help="A table: parameters, Linears, their share of the FLOPs, input.")
     ] = False,
     layers: Annotated[bool, typer.Option("--layers", help="The layers that can be swapped in, not models.")] = False,
+    weights: Annotated[
+        bool, typer.Option("--weights", help="The trained weights that come with zoo, not models: a table.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """List the models, or the layers, that zoo knows: one name a line, or with --fields or --swappable a table.
@@ -104,13 +107,17 @@ def list_(
     """
 
     def work() -> Report:
-        from zoo.commands.listing import list_fields, list_layers, list_models
+        from zoo.commands.listing import list_fields, list_layers, list_models, list_weights
 
         if name is not None and pattern is not None:
             raise ValueError(f"the pattern is given twice, as {name!r} and as {pattern!r}; leave one out")
         glob = name or pattern or "*"
+        if layers and weights:
+            raise ValueError("--layers and --weights are two lists; leave one out")
         if layers:
             return list_layers(glob)
+        if weights:
+            return list_weights(glob)
         library = source.value if source else None
         if fields or swappable is not None:
             return list_fields(glob, source=library, swappable=swappable)
@@ -300,6 +307,33 @@ def train(
     deliver(work, as_json=as_json, rank=rank())
 
 
+@app.command()
+def publish(
+    source: Annotated[
+        str, typer.Argument(metavar="RUN|FILE|NAME", help="A run of zoo train, a .safetensors file, or zoo's weights.")
+    ],
+    out: Annotated[
+        str, typer.Option("--out", "-o", metavar="DIR", help="The folder to write; nothing is overwritten.")
+    ],
+    license: Annotated[
+        str | None, typer.Option(metavar="ID", help="Of the weights, as mit or apache-2.0.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a trained model as a folder in Hugging Face's layout: weights, config.json, and a model card.
+
+    zoo.load reads it; and so does timm, as "local-dir:DIR", where it has the architecture: that is tried, and the
+    logits are compared bit for bit, before the folder appears.
+    """
+
+    def work() -> Report:
+        from zoo.publishing import publish as run
+
+        return run(source, out, license=license)
+
+    deliver(work, as_json=as_json)
+
+
 class Where(str, Enum):
     """What a sweep runs models on."""
 
@@ -432,6 +466,46 @@ def bench_linear(
             seed=seed,
             json=json,
             plot_to=plot,
+        )
+
+    deliver(work, as_json=json == "-")
+
+
+@bench.command("serve", cls=WithJson)
+def bench_serve(
+    model: Annotated[
+        list[str] | None, typer.Argument(metavar="[MODEL]...", help="Models; five of them, unless told.")
+    ] = None,
+    mode: Annotated[str, typer.Option(metavar="LIST", help="Of fp32, tf32, bf16 (autocast).")] = "fp32,bf16",
+    peer: Annotated[
+        str, typer.Option(metavar="LIST", help="Of eager, compiled (mode reduce-overhead: CUDA graphs on a GPU).")
+    ] = "eager,compiled",
+    batch: Annotated[str, typer.Option(metavar="LIST", help="Images of a request.")] = "1,8",
+    image: Annotated[int, typer.Option(min=1, help="Their height and width.")] = 224,
+    device: Device = "auto",
+    calls: Annotated[int, typer.Option(min=2, help="Timed calls of each side, at most.")] = 500,
+    seed: Seed = 0,
+    json: JsonTo = None,
+) -> None:
+    """Time single requests to models with zoo's Linears and with torch's: latencies, their median, 90% and 99%.
+
+    Both sides are called in turn, in short runs in random order; a call ends when its logits are there. Fails where
+    logits part, or answer another request, not where zoo is slower.
+    """
+
+    def work() -> Report:
+        from zoo.commands.bench import serve as run
+
+        return run(
+            models=model or (),
+            modes=mode,
+            peers=peer,
+            batches=batch,
+            image=image,
+            device=device,
+            calls=calls,
+            seed=seed,
+            json=json,
         )
 
     deliver(work, as_json=json == "-")

@@ -182,6 +182,9 @@ class _Grey(Source):
         whole = _brought(images, side, 1)
         if whole.numel() <= _READY * images.numel():
             images = whole
+        device = next((parameter.device for parameter in model.parameters()), images.device)
+        if device.type == "cuda" and not config.workers:  # all of them there: no batch has to be brought
+            images, labels = images.to(device), labels.to(device)
         return GreyImages(images, labels, side=side, channels=channels)
 
 
@@ -190,7 +193,8 @@ _READY = 16
 
 
 class GreyImages(Images):
-    """Images (N, 1, H, W), in [0, 1] or uint8, as a model takes them: float32, resized, the channels equal."""
+    """Images (N, 1, H, W), in [0, 1] or uint8, as a model takes them: in torch's default dtype, resized, the channels
+    equal. Batches are where the images are."""
 
     def __init__(self, images: Tensor, labels: Tensor, *, side: int | None, channels: int) -> None:
         self.images, self.labels, self.side, self.channels = images, labels, side, channels
@@ -199,13 +203,14 @@ class GreyImages(Images):
         return len(self.labels)
 
     def __getitems__(self, keys: Sequence[Key]) -> Batch:
-        chosen = torch.tensor([index for _, index in keys])
+        chosen = torch.tensor([index for _, index in keys], device=self.labels.device)
         return Batch(_brought(self.images[chosen], self.side, self.channels), self.labels[chosen], [])
 
 
 def _brought(images: Tensor, side: int | None, channels: int) -> Tensor:
     if images.dtype == torch.uint8:
         images = images.float().div_(255)
+    images = images.to(torch.get_default_dtype())
     if side is not None and images.shape[-1] != side:
         images = resized(images, side)
     return images if channels == 1 else images.expand(-1, channels, -1, -1).contiguous()
