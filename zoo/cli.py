@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperCommand
 
 from zoo.commands.output import AsJson, deliver, tell
+from zoo.launch import rank
 from zoo.report import Report
 from zoo.version import __version__
 
@@ -55,7 +56,9 @@ Options = Annotated[
     list[str] | None,
     typer.Option("--option", "-o", metavar="KEY=VALUE", help="An option of the model, as num_classes=10; repeatable."),
 ]
-Device = Annotated[str, typer.Option(metavar="DEVICE", help="cpu, cuda or cuda:N; auto: a GPU where there is one.")]
+Device = Annotated[
+    str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N; auto: a GPU where there is one.")
+]
 
 
 def _version(wanted: bool) -> None:
@@ -79,7 +82,7 @@ def list_(
         str | None,
         typer.Argument(metavar="[PATTERN]", help="Names with *, ? and [], as timm/vit_*.", show_default=False),
     ] = None,
-    pattern: Annotated[str | None, typer.Option(metavar="PATTERN", help="The same, as an option.")] = None,
+    pattern: Annotated[str | None, typer.Option("--pattern", metavar="PATTERN", help="The same, as an option.")] = None,
     source: Annotated[Source | None, typer.Option(help="Only the models of this library.")] = None,
     swappable: Annotated[
         str | None,
@@ -229,7 +232,10 @@ def train(
     ] = None,
     data: Annotated[
         str | None,
-        _tuning("digits, fashion_mnist[:DIR], mnist[:DIR], or a folder with train/ and val/.", metavar="NAME|DIR"),
+        _tuning(
+            "digits, fashion_mnist, mnist, cifar10, cifar100 (each NAME:DIR), or a folder with train/ and val/.",
+            metavar="NAME|DIR",
+        ),
     ] = None,
     out: Annotated[
         str | None, typer.Option(metavar="DIR", help="Where the run goes.", show_default="runs/MODEL")
@@ -249,7 +255,7 @@ def train(
     option: Options = None,
     size: Annotated[int | None, _tuning("Side of the images. (what the model takes)")] = None,
     epochs: Annotated[int | None, _tuning("Times through the images. (10)")] = None,
-    batch_size: Annotated[int | None, _tuning("Images of a forward pass. (128)")] = None,
+    batch_size: Annotated[int | None, _tuning("Images of a forward pass, of all ranks together. (128)")] = None,
     accumulate: Annotated[int | None, _tuning("Passes of an optimizer step. (1)")] = None,
     optimizer: Annotated[str | None, _tuning("One of timm's. (adamw)", metavar="NAME")] = None,
     lr: Annotated[float | None, _tuning("Learning rate. (0.001)")] = None,
@@ -267,7 +273,11 @@ def train(
     ema: Annotated[float | None, _tuning("Decay of averaged weights. (none)")] = None,
     autocast: Annotated[str | None, _tuning("none, bf16 or fp16. (none)", metavar="TYPE")] = None,
     channels_last: Annotated[bool | None, _tuning("Memory format of images and convolutions.")] = None,
-    device: Annotated[str | None, _tuning("cpu, cuda or cuda:N. (auto)", metavar="DEVICE")] = None,
+    device: Annotated[str | None, _tuning("cpu, cuda or cuda:N. (auto)", metavar="NAME")] = None,
+    compile: Annotated[bool | None, _tuning("Compile the model with torch.compile.")] = None,
+    grad_checkpointing: Annotated[bool | None, _tuning("Less memory, and more to compute; timm's models.")] = None,
+    strategy: Annotated[str | None, _tuning("Under torchrun: ddp, fsdp or tp. (ddp)", metavar="NAME")] = None,
+    sync_bn: Annotated[bool | None, _tuning("Batch norms over all ranks, on GPUs.")] = None,
     workers: Annotated[int | None, _tuning("Processes that read images. (0)")] = None,
     seed: Annotated[int | None, _tuning("(0)")] = None,
     on_corrupt: Annotated[
@@ -276,11 +286,13 @@ def train(
     checkpoint_every: Annotated[int | None, _tuning("Steps between checkpoints. (an epoch's)")] = None,
     keep_last: Annotated[int | None, _tuning("Checkpoints to keep. (2)")] = None,
     log_every: Annotated[int | None, _tuning("Steps of a line in the log. (50)")] = None,
+    tensorboard: Annotated[bool | None, _tuning("Curves for TensorBoard, too, in DIR/tensorboard.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a model; killed at any moment, it goes on with --resume as if nothing had been.
 
     The folder then has config.toml, log.jsonl, best.safetensors and final.safetensors, for zoo.load, and checkpoints.
+    On several GPUs or processes: torchrun --nproc-per-node 4 -m zoo.train MODEL ... --strategy ddp
     """
     told = {name: value for name, value in locals().items() if name not in ("out", "config", "resume", "as_json")}
 
@@ -292,7 +304,7 @@ def train(
         against = told.pop("compare") is not None
         return run(told, config=config, out=out, resume=resume, compare=against)
 
-    deliver(work, as_json=as_json)
+    deliver(work, as_json=as_json, rank=rank())
 
 
 @app.command()
@@ -544,12 +556,16 @@ def verify(
         str,
         typer.Argument(metavar="TARGET", help="module:Name of a class or function, or a registered layer's name."),
     ],
-    kind: Annotated[str, typer.Option(metavar="KIND", help="Of layer.")] = "linear",
+    kind: Annotated[str, typer.Option("--kind", metavar="KIND", help="linear, layer_norm, conv2d or mlp.")] = "linear",
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:NAME", help="A class to compare with in the place of the stock layer: its twin."),
+    ] = None,
     claim: Annotated[
         list[str] | None,
         typer.Option("--claim", metavar="GLOB", help="Claims by name, as 'gradients*'; repeatable. All, unless told."),
     ] = None,
-    device: Annotated[str, typer.Option(metavar="DEVICE", help="cpu, cuda or cuda:N.")] = "cpu",
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N.")] = "cpu",
     seed: Annotated[int, typer.Option(help="Of weights and inputs.")] = 0,
     time_limit: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="For one claim.")] = 120,
     memory_limit: Annotated[str, typer.Option(metavar="GiB|none", help="What a worker on the CPU may allocate.")] = "8",
@@ -568,6 +584,7 @@ def verify(
         return run(
             target,
             kind=kind,
+            against=against,
             claims=claim or (),
             device=device,
             seed=seed,
