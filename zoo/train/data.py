@@ -183,6 +183,9 @@ class _Grey(Source):
         whole = _brought(images, side, 1)
         if whole.numel() <= _READY * images.numel():
             images = whole
+        device = next((parameter.device for parameter in model.parameters()), images.device)
+        if device.type == "cuda" and not config.workers:  # all of them there: no batch has to be brought
+            images, labels = images.to(device), labels.to(device)
         return GreyImages(images, labels, side=side, channels=channels)
 
 
@@ -191,7 +194,8 @@ _READY = 16
 
 
 class GreyImages(Images):
-    """Images (N, 1, H, W), in [0, 1] or uint8, as a model takes them: float32, resized, the channels equal."""
+    """Images (N, 1, H, W), in [0, 1] or uint8, as a model takes them: in torch's default dtype, resized, the channels
+    equal. Batches are where the images are."""
 
     def __init__(self, images: Tensor, labels: Tensor, *, side: int | None, channels: int) -> None:
         self.images, self.labels, self.side, self.channels = images, labels, side, channels
@@ -200,7 +204,7 @@ class GreyImages(Images):
         return len(self.labels)
 
     def __getitems__(self, keys: Sequence[Key]) -> Batch:
-        chosen = torch.from_numpy(numpy.array([index for _, index in keys]))
+        chosen = torch.from_numpy(numpy.array([index for _, index in keys])).to(self.labels.device)
         # a fraction of the time of images[chosen]
         images, labels = (tensor.index_select(0, chosen) for tensor in (self.images, self.labels))
         return Batch(_brought(images, self.side, self.channels), labels, [])
@@ -209,6 +213,7 @@ class GreyImages(Images):
 def _brought(images: Tensor, side: int | None, channels: int) -> Tensor:
     if images.dtype == torch.uint8:
         images = images.float().div_(255)
+    images = images.to(torch.get_default_dtype())
     if side is not None and images.shape[-1] != side:
         images = resized(images, side)
     return images if channels == 1 else images.expand(-1, channels, -1, -1).contiguous()
