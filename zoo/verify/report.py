@@ -12,10 +12,11 @@ from rich.text import Text
 from zoo.machine import Machine
 from zoo.tables import TableReport, columns, verdict
 from zoo.verify.outcome import FAIL, PASS, REFUSED, UNTESTED, Verdict
+from zoo.verify.timing.report import TimingReport
 
 __all__ = ["ESSENTIAL", "SCHEMA", "VerifyReport"]
 
-SCHEMA = 1
+SCHEMA = 2
 ESSENTIAL = "values"
 """The claim without which nothing is proved: a layer that refuses it is not right."""
 
@@ -44,13 +45,15 @@ class VerifyReport(TableReport):
     command: str
     verdicts: tuple[Verdict, ...]
     complete: bool = True
+    timing: TimingReport | None = None
     schema: int = SCHEMA
 
     @property
     def ok(self) -> bool:
-        """Whether the run came to its end, no claim fails, and the values themselves were judged right."""
+        """Whether the run came to its end, no claim fails, the values are right, and no time is to be doubted."""
         essential = [v.status for v in self.verdicts if v.claim == ESSENTIAL]
-        return self.complete and all(v.ok for v in self.verdicts) and set(essential) <= {PASS}
+        timing = self.timing is None or self.timing.ok
+        return self.complete and all(v.ok for v in self.verdicts) and set(essential) <= {PASS} and timing
 
     @property
     def counts(self) -> dict[str, int]:
@@ -62,6 +65,7 @@ class VerifyReport(TableReport):
         """The fields as the class says."""
         data = super().to_dict()
         ok, verdicts, machine = data.pop("ok"), data.pop("verdicts"), data.pop("machine")
+        data["timing"] = None if self.timing is None else self.timing.to_dict()
         return {"ok": ok, "schema": data.pop("schema"), **data, **machine, "counts": self.counts, "verdicts": verdicts}
 
     def __rich__(self) -> RenderableType:
@@ -73,6 +77,10 @@ class VerifyReport(TableReport):
         end = ", ".join(f"{n} {status}" for status, n in self.counts.items() if n)
         end += f"; FAILED: {', '.join(failed)}" if failed else ""
         end += "" if self.complete else "; stopped before its end"
+        timing = () if self.timing is None else (self.timing,)
         return Group(
-            f"{self.target} ({self.kind}), on {self.machine.device}, seed {self.seed}", table, verdict(self.ok, end)
+            f"{self.target} ({self.kind}), on {self.machine.device}, seed {self.seed}",
+            table,
+            *timing,
+            verdict(self.ok, end),
         )

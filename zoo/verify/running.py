@@ -10,7 +10,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -22,6 +22,10 @@ from zoo.verify.outcome import FAIL, PASS, UNTESTED, Claim, Verdict, outcome_of
 from zoo.verify.report import VerifyReport
 from zoo.verify.subject import Subject
 from zoo.verify.target import Source, name_of, resolve, source_of
+
+if TYPE_CHECKING:
+    from zoo.verify.timing.plan import Plan
+    from zoo.verify.timing.running import Timer
 
 __all__ = ["MEMORY_LIMIT", "TIME_LIMIT", "Found", "Task", "chosen_claims", "judge_claim", "look", "verify"]
 
@@ -67,6 +71,7 @@ def verify(
     isolate: bool = True,
     time_limit: float = TIME_LIMIT,
     memory_limit: int | None = MEMORY_LIMIT,
+    timing: str | Plan | None = None,
     command: str | None = None,
     progress: Callable[[Sequence[str]], Iterable[str]] = iter,
     checkpoint: Callable[[VerifyReport], object] | None = None,
@@ -87,9 +92,11 @@ def verify(
             importable by its name. Without, nothing limits what the layer does.
         time_limit: seconds for one claim, if isolated.
         memory_limit: bytes that a worker on the CPU may allocate, or None.
+        timing: "quick" or "full", or a :class:`zoo.verify.timing.Plan`, to time the layer too, in fresh processes
+            whatever ``isolate`` says; see :mod:`zoo.verify.timing`.
         command: what the report says was asked for.
-        progress: wraps the sequence of claims that is gone through.
-        checkpoint: called with the report so far after each claim.
+        progress: wraps the sequence of claims, and then of timing's processes, that is gone through.
+        checkpoint: called with the report so far after each of them.
 
     Raises:
         ValueError: an unknown kind, target or claim; a target that cannot be sent to the worker.
@@ -99,6 +106,7 @@ def verify(
     where = torch.device(device or "cpu")
     if not time_limit > 0:
         raise ValueError(f"time_limit={time_limit!r}: expected more than 0 seconds")
+    timer = None if timing is None else _timer(target, kind, where, seed, timing)
     with contextlib.ExitStack() as stack:
         judge = stack.enter_context(_isolated(target, time_limit)) if isolate else look
         task = Task(target, kind, None, str(where), seed, memory_limit if isolate and where.type == "cpu" else None)
@@ -119,8 +127,13 @@ def verify(
             complete=False,
         )
         by_name = {claim.name: claim for claim in chosen}
-        for name in progress([name for name in by_name if not any(v.claim == name for v in verdicts)]):
-            if any(v.claim == BUILD and v.status != PASS for v in verdicts):
+        claims_left = [name for name in by_name if not any(v.claim == name for v in verdicts)]
+        for name in progress([*claims_left, *(timer.steps if timer is not None else ())]):
+            if timer is not None and name in timer.steps:
+                if not any(v.claim == BUILD and v.status != PASS for v in verdicts):
+                    timer.step()
+                    report = replace(report, timing=timer.report())
+            elif any(v.claim == BUILD and v.status != PASS for v in verdicts):
                 verdicts.append(_verdict(by_name[name], UNTESTED, "the layer could not be built"))
             else:
                 verdicts.append(judge(replace(task, claim=name)))
@@ -181,14 +194,7 @@ _TABLE: tuple[Claim, ...] = (_BUILD, *CLAIMS)
 
 @contextlib.contextmanager
 def _isolated(target: Any, time_limit: float) -> Iterator[Judge]:
-    if not isinstance(target, str):
-        try:
-            pickle.dumps(target)
-        except Exception as error:
-            raise ValueError(
-                f"target {name_of(target)}: it cannot be sent to a worker process ({error}); "
-                "define it at a module's top level, or pass isolate=False"
-            ) from None
+    _sendable(target, "define it at a module's top level, or pass isolate=False")
     with Worker(look) as worker:
 
         def judge(task: Task) -> Any:
@@ -200,6 +206,25 @@ def _isolated(target: Any, time_limit: float) -> Iterator[Judge]:
                 return _verdict(claim, FAIL, str(error), time.monotonic() - begun)
 
         yield judge
+
+
+def _timer(target: Any, kind: str, device: torch.device, seed: int, timing: str | Plan) -> Timer:
+    from zoo.verify.timing.plan import plan_for  # the bench's modules, which `import zoo` has no need of
+    from zoo.verify.timing.running import Timer
+
+    _sendable(target, "define it at a module's top level, for timing")
+    plan = plan_for(device, timing) if isinstance(timing, str) else timing
+    return Timer(target, kind=kind, device=device, seed=seed, plan=plan)
+
+
+def _sendable(target: Any, remedy: str) -> None:
+    if not isinstance(target, str):
+        try:
+            pickle.dumps(target)
+        except Exception as error:
+            raise ValueError(
+                f"target {name_of(target)}: it cannot be sent to a worker process ({error}); {remedy}"
+            ) from None
 
 
 def _verdict(claim: Claim, status: str, reason: str = "", seconds: float = 0.0) -> Verdict:
