@@ -1,4 +1,4 @@
-"""The command line: ``zoo list | info | check | parity | verify | report | compare | train | sweep | bench | demo | doctor``.
+"""The command line: list, info, check, parity, train, sweep, bench, verify, report, compare, demo and doctor.
 
 Here are the arguments alone. What a command does is in :mod:`zoo.commands`, :mod:`zoo.demo` and :mod:`zoo.doctor`,
 imported when the command runs: torch takes seconds to import, and ``zoo --help`` has no need of it.

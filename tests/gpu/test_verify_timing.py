@@ -9,7 +9,7 @@ import torch
 
 from support import timing_saboteurs as saboteurs
 from zoo.bench.cases import Case
-from zoo.verify.timing import clocks
+from zoo.verify.timing import clocks, running
 from zoo.verify.timing.clocks import CudaClock, busy_us
 from zoo.verify.timing.judging import FASTER, SAME, SLOWER, SUSPECT
 from zoo.verify.timing.plan import Plan
@@ -18,6 +18,14 @@ from zoo.verify.timing.running import Timer
 CUDA = torch.device("cuda")
 CASE = Case("resnet50/fc_b64", 64, 2048, 1000)
 PLAN = Plan("quick", 3, 10, (CASE,), ("float32",), peers=("eager",), passes=("forward",), states=("cold", "warm"))
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Worker processes are this one: starting 40 of them would take minutes. What is patched comes back."""
+    monkeypatch.setattr(running, "Worker", saboteurs.Here)
+    monkeypatch.setattr(torch.cuda.Event, "elapsed_time", torch.cuda.Event.elapsed_time)
+    monkeypatch.setattr(clocks, "_EVENT", clocks._EVENT)
 
 
 def timed(target, plan=PLAN, **options):
@@ -60,7 +68,10 @@ def test_cupti_sees_what_a_side_stream_does():
 
 
 def test_the_stock_layer_against_itself():
-    report = timed("torch.nn:Linear", replace(PLAN, peers=("eager", "compiled"), passes=("forward", "forward+backward")))
+    """In fresh processes, as a user has it."""
+    report = timed(
+        "torch.nn:Linear", replace(PLAN, peers=("eager", "compiled"), passes=("forward", "forward+backward"))
+    )
     assert report.ok, report
     for row in report.rows:
         assert row.speedup is not None, row
@@ -71,6 +82,7 @@ def test_the_stock_layer_against_itself():
     assert not any("no third clock" in note for note in report.notes), report.notes
 
 
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(
     "layer",
     [
@@ -87,11 +99,13 @@ def test_a_saboteur_is_suspect(layer):
     assert {row.verdict for row in report.rows} == {SUSPECT}, report
 
 
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("layer", [saboteurs.MemoByPointer, saboteurs.OnceUnderCapture])
 def test_tricks_that_the_schedule_gives_no_chance(layer):
     assert all(row.verdict != FASTER for row in timed(layer).rows)
 
 
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(
     ("layer", "against", "expected"),
     [
@@ -111,4 +125,3 @@ def test_planted_slowdowns_are_found(layer, against, expected):
 def test_persisting_lines_are_given_back():
     reset = clocks._persisting_reset()
     assert reset is not None and reset() == 0
-

@@ -210,7 +210,9 @@ class Spins(nn.Linear):
 
 
 class SlowerBy2Percent(Spins):
-    factor = 1.02
+    """On a GPU by 2% of the whole, of which the Linear itself and the gap between two kernels are a fourth."""
+
+    factor = 1.027
 
 
 class SlowerBy5Percent(Spins):
@@ -225,3 +227,19 @@ class Spins100(Spins):
 
 class Spins100SlowerBy3Percent(Spins):
     factor = 5.5 * 1.03
+
+
+class Here:
+    """Stands for a worker process, and works in this one; the rest of the schedule is the same."""
+
+    def __init__(self, look: Any) -> None:
+        self.look = look
+
+    def __enter__(self) -> Here:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def ask(self, task: Any, *, time_limit: float, heard: Any) -> Any:
+        return self.look(task, heard)

@@ -12,11 +12,11 @@ from rich.text import Text
 from zoo.machine import Machine
 from zoo.tables import TableReport, columns, verdict
 from zoo.verify.outcome import FAIL, PASS, REFUSED, UNTESTED, Verdict
+from zoo.verify.schema import SCHEMA
 from zoo.verify.timing.report import TimingReport
 
 __all__ = ["ESSENTIAL", "SCHEMA", "VerifyReport"]
 
-SCHEMA = 2
 ESSENTIAL = "values"
 """The claim without which nothing is proved: a layer that refuses it is not right."""
 
@@ -25,21 +25,16 @@ _STYLES = {PASS: "green", FAIL: "bold red", REFUSED: "yellow", UNTESTED: "dim"}
 
 @dataclass(frozen=True)
 class VerifyReport(TableReport):
-    """The verdict on every claim.
+    """The verdict on every claim, and on the layer's speed where it was timed.
 
-    As JSON (``schema`` 1): one object with ``ok``, ``schema``; ``target``, ``kind``, ``source_file`` (the name of the
-    file that defines the layer, or null) and ``source_sha256`` (of that file); the facts of the machine, ``device``,
-    ``driver``, ``torch``, ``cuda``, ``zoo``, ``python``, ``threads``, ``date`` (UTC, when the run began); ``seed``,
-    ``command`` (which reproduces the run), ``complete`` (false where it was cut off); ``counts`` by status; and
-    ``verdicts``, an array of ``claim`` (its name), ``says``, ``status`` ("pass", "fail", "refused", "untested"),
-    ``reason`` (empty for a pass) and ``seconds``. A claim that was not reached is "untested". The schema's number
-    grows when a field goes or changes its meaning; new ones may come at any time.
+    As JSON it is one object; :mod:`zoo.verify.schema` documents every field of it.
     """
 
     target: str
     kind: str
     source_file: str | None
     source_sha256: str | None
+    libraries: dict[str, str]
     machine: Machine
     seed: int
     command: str

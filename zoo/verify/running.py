@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import math
 import pickle
 import sys
 import time
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from zoo.judging import Entry, judged_entries
 from zoo.layers.registry import kind_of
 from zoo.machine import examine as examine_machine
 from zoo.sweep.worker import Ended, Worker
@@ -120,6 +122,7 @@ def verify(
             kind,
             source.source_file,
             source.source_sha256,
+            source.libraries,
             examine_machine(where),
             seed,
             command or f"zoo.verify({name_of(target)!r}, kind={kind!r}, device={str(where)!r}, seed={seed})",
@@ -175,12 +178,27 @@ def judge_claim(claim: Claim, subject: Subject, *, seed: int = 0) -> Verdict:
     begun = time.monotonic()
     with torch.random.fork_rng(devices=[] if subject.device.type == "cpu" else None):
         torch.manual_seed(zlib.crc32(f"{seed} {claim.name}".encode()))
-        try:
-            claim.check(subject)
-            status, reason = PASS, ""
-        except Exception as error:
-            status, reason = outcome_of(error)
-    return _verdict(claim, status, reason, time.monotonic() - begun)
+        with judged_entries() as entries:
+            try:
+                claim.check(subject)
+                status, reason = PASS, ""
+            except Exception as error:
+                status, reason = outcome_of(error)
+    return _with_error(_verdict(claim, status, reason, time.monotonic() - begun), entries)
+
+
+def _with_error(verdict: Verdict, entries: Sequence[Entry]) -> Verdict:
+    comparable = [entry for entry in entries if entry.comparable and math.isfinite(entry.limit)]
+    if not comparable:
+        return verdict
+    worst = max(comparable, key=lambda entry: entry.excess)
+    return replace(
+        verdict,
+        error=worst.error,
+        stock_error=worst.reference_error,
+        error_limit=worst.limit,
+        error_at=worst.name,
+    )
 
 
 def _build(s: Subject) -> None:

@@ -190,7 +190,7 @@ class _Contest:
         }
         if COMPILED in peers:
             torch._dynamo.reset()
-            makers[COMPILED] = lambda: torch.compile(copy.deepcopy(stock), dynamic=False)  # type: ignore[return-value]
+            makers[COMPILED] = functools.partial(_compiled, stock)
         state = {name: value.clone() for name, value in exact.state_dict().items()}
         names = list(makers) if not stock_first else [name for name in makers if name != LAYER] + [LAYER]
         self.modules: dict[str, nn.Module] = {}
@@ -302,6 +302,11 @@ class _Contest:
 
 _NAMES = ("y", "dx", "dw", "db")
 _PLACES = torch.Generator().manual_seed(0)
+
+
+def _compiled(stock: nn.Module) -> nn.Module:
+    compiled: nn.Module = torch.compile(copy.deepcopy(stock), dynamic=False)  # type: ignore[assignment]
+    return compiled
 
 
 def _leaves(module: nn.Module) -> tuple[Tensor, ...]:

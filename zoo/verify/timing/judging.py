@@ -14,6 +14,7 @@ __all__ = [
     "SAME",
     "SLOWER",
     "SUSPECT",
+    "TOO_SMALL",
     "Found",
     "Recorded",
     "Sample",
@@ -23,10 +24,13 @@ __all__ = [
 
 FASTER, SLOWER, SAME, INCONCLUSIVE, SUSPECT = "FASTER", "SLOWER", "SAME", "INCONCLUSIVE", "SUSPECT"
 
+TOO_SMALL = "the smallest effect that these blocks would find is"
 LEAST = math.log(1.01)
 """An effect under 1% is none, however sure."""
 HIDDEN = 0.10
 """Time outside the clock, as a part of the stock layer's, that the parent's clock must show before it counts."""
+SURE, SURER = 2.0, 3.0
+"""In half-widths of the 95% interval."""
 DEVICE = 1.25
 """How much longer than between the events the device may have been busy, beside the same of the stock layer."""
 DEVICE_US = 5.0
@@ -121,7 +125,7 @@ def decided(found: Interval, floor: float) -> tuple[str, str]:
     # Two one-sided tests, stricter than their 5%: the 95% interval lies within what counts as no effect.
     if found.low > -LEAST and found.high < LEAST and floor <= LEAST:
         return SAME, ""
-    text = f"the smallest effect that these blocks would find is {math.expm1(max(found.detectable, least)):.1%}"
+    text = f"{TOO_SMALL} {math.expm1(max(found.detectable, least)):.1%}"
     return INCONCLUSIVE, text
 
 
@@ -148,10 +152,13 @@ def _hidden(recorded: Recorded, layer: str, peer: str, equals: tuple[str, str], 
     """Time that passed outside the clock with the layer, and did not with its peer."""
     more = bootstrap(in_step(_outside(recorded, layer), _outside(recorded, peer)), seed=seed)
     noise = noise_floor(in_step(*(_outside(recorded, name) for name in equals)), seed=seed)
-    if more.low > max(noise, HIDDEN * _middle(recorded, peer)):
+    stock, own = _middle(recorded, peer), _middle(recorded, layer)
+    # An accusation: far beyond doubt, and the more so where the layer has nothing to gain by it.
+    surely = more.value - (SURE if stock - own > HIDDEN * stock else SURER) * (more.value - more.low)
+    if surely > max(2 * noise, HIDDEN * stock):
         return [
             f"clocks disagree: with the layer {more.value:.1f} µs a call more than with its peer pass outside the "
-            f"clock (at least {more.low:.1f}), which shows {_middle(recorded, layer):.1f} µs"
+            f"clock (at least {surely:.1f}), which shows {own:.1f} µs"
         ]
     return []
 

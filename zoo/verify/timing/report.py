@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from zoo.tables import TableReport, columns, verdict
-from zoo.verify.timing.judging import FASTER, INCONCLUSIVE, SAME, SLOWER, SUSPECT
+from zoo.verify.timing.judging import FASTER, INCONCLUSIVE, SAME, SLOWER, SUSPECT, TOO_SMALL
 
 __all__ = ["FAILED", "UNTIMED", "TimingReport", "TimingRow"]
 
@@ -117,24 +117,26 @@ class TimingReport(TableReport):
         return {**data, "counts": self.counts, "rows": rows}
 
     def __rich__(self) -> RenderableType:
-        right = ("layer µs", "peer µs", "speedup", "noise", "of roofline")
+        right = ("layer µs", "peer µs", "speedup", "noise", "would find", "of roofline")
         table = columns("case", "pass", "cache", "peer", "verdict", *right, right=right)
         for row in self.rows:
             kind = row.pass_.replace("forward+backward", "fwd+bwd")
             case = row.case if row.dtype == "float32" else f"{row.case} {row.dtype}"
-            numbers = ["-"] * 5
+            numbers = ["-"] * 6
             if row.speedup is not None and row.layer_us is not None and row.peer_us is not None:
                 numbers = [
                     f"{row.layer_us:.1f}",
                     f"{row.peer_us:.1f}",
                     f"{row.speedup:.3f} ({row.speedup_low:.3f}-{row.speedup_high:.3f})",
                     f"{row.floor:.1%}",
+                    f"{row.detectable:.1%}",
                     "-" if row.roofline_share is None else f"{row.roofline_share:.0%}",
                 ]
             table.add_row(
                 case, kind, row.state, row.peer, Text(row.verdict, style=_STYLES.get(row.verdict, "")), *numbers
             )
-        lines = [f"{row.name}: {row.verdict}: {row.reason}" for row in self.rows if row.reason]
+        told = [row for row in self.rows if row.reason and not row.reason.startswith(TOO_SMALL)]
+        lines = [f"{row.name}: {row.verdict}: {row.reason}" for row in told]  # the others' is in the table
         head = (
             f"timing, {self.form} form: {self.processes} of {self.planned} fresh processes, {self.blocks} blocks each; "
         )
