@@ -41,7 +41,7 @@ bool aligned(const void* p) {
 }
 
 Tensor bytes(const Tensor& like, int64_t count) {
-  return torch::stable::new_empty(like, Sizes{count}, ScalarType::Byte);
+  return empty(like, Sizes{count}, aoti_torch_dtype_uint8());
 }
 
 int64_t element_bytes(Type type) {
