@@ -61,9 +61,9 @@ def test_cupti_sees_what_a_side_stream_does():
         return (y,)
 
     hidden()
-    between, busy = busy_us([lambda: (x @ x,)] * 3, CUDA)
+    between, busy = busy_us([lambda: (x @ x,)] * 3, CUDA, 100.0)
     assert busy == pytest.approx(between, rel=0.3)
-    between, busy = busy_us([hidden] * 3, CUDA)
+    between, busy = busy_us([hidden] * 3, CUDA, 100.0)
     assert busy > 2 * between
 
 

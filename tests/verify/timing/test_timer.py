@@ -18,7 +18,7 @@ from support import timing_saboteurs as saboteurs
 from support.timing_saboteurs import Here
 from zoo.bench.cases import Case
 from zoo.sweep.worker import Ended
-from zoo.verify.timing import clocks, contest, running
+from zoo.verify.timing import clocks, contest, plan, running
 from zoo.verify.timing.judging import FASTER, INCONCLUSIVE, SAME, SLOWER, SUSPECT
 from zoo.verify.timing.plan import COMPILED, EAGER, LAYER, TWIN, Plan, block_order, plan_for
 from zoo.verify.timing.report import FAILED, UNTIMED, TimingReport
@@ -33,13 +33,14 @@ LONGER = replace(PLAN, processes=5, cases=(Case("larger", 256, 512, 512),))
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "Worker", Here)
+    monkeypatch.setattr(plan, "_RUN_US", 1500.0)
     for module in (time, clocks):  # so that they come back from what patches them
         for name in ("perf_counter_ns", "process_time_ns"):
             monkeypatch.setattr(module, name, getattr(module, name))
 
 
-def timed(target: Any, plan: Plan = PLAN, **options: Any) -> TimingReport:
-    timer = Timer(target, kind="linear", device=CPU, seed=0, plan=plan, **options)
+def timed(target: Any, plan_: Plan = PLAN, **options: Any) -> TimingReport:
+    timer = Timer(target, kind="linear", device=CPU, seed=0, plan=plan_, **options)
     for _ in timer.steps:
         timer.step()
     return timer.report()
@@ -112,11 +113,11 @@ def breaks(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @pytest.mark.usefixtures("here")
 def test_a_layer_that_does_not_run_has_no_times() -> None:
-    plan = replace(PLAN, passes=("forward", "forward+backward"), blocks=3)
-    report = timed(no_backward, plan)
+    chosen = replace(PLAN, passes=("forward", "forward+backward"), blocks=3)
+    report = timed(no_backward, chosen)
     assert [row.verdict for row in report.rows][1:] == [UNTIMED] and report.ok
     assert report.rows[1].reason == "NotImplementedError: backward is not supported"
-    report = timed(breaks, plan)
+    report = timed(breaks, chosen)
     assert {row.verdict for row in report.rows} == {FAILED} and not report.ok
     assert "IndexError: out of range" in str(report)
 
@@ -184,15 +185,16 @@ def test_every_call_has_new_values_at_a_new_address() -> None:
     seen.clear()
     for _ in range(3):
         race.run(LAYER, lambda step: None)
-    assert len(seen) == 3 * m.calls > 20
+    assert len(seen) == 3 * m.calls >= 20
     assert len({value for _, value in seen}) == len(seen)
     assert len({address for address, _ in seen}) > 0.9 * len(seen)
 
 
+@pytest.mark.slow
 def test_in_fresh_processes() -> None:
     """One plan as a user has it: with torch.compile, and the parent's clock over a pipe."""
-    plan = replace(PLAN, processes=2, blocks=3, peers=("eager", "compiled"), states=("cold", "warm"))
-    report = timed("support.honest:addmm", plan)
+    chosen = replace(PLAN, processes=2, blocks=3, peers=("eager", "compiled"), states=("cold", "warm"))
+    report = timed("support.honest:addmm", chosen)
     assert report.ok, [row.reason for row in report.rows]
     assert [(row.state, row.peer) for row in report.rows] == [
         (state, peer) for state in ("cold", "warm") for peer in ("eager", "compiled")

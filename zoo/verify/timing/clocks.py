@@ -29,6 +29,9 @@ _SPIN_US = 60.0
 _CYCLES_PER_US = 2000
 _NO_WORK = ("Context Sync", "Event Sync", "Stream Sync", "Stream Wait")
 """What CUPTI may tell of beside kernels, copies and memsets."""
+_SPINNING = "spin_kernel"
+"""The kernel of torch.cuda._sleep."""
+_MOST_SPIN_US = 5000.0
 _MOST_CACHE = 256 * 2**20
 """Written at most before a call on a CPU, some of which share half a gigabyte of cache among many."""
 
@@ -95,7 +98,7 @@ class CudaClock:
     def once(self, call: Call, spin_us: float) -> Once:
         """Time one call; the device is idle before and after."""
         start, stop = self._event(enable_timing=True), self._event(enable_timing=True)
-        torch.cuda._sleep(int(max(_SPIN_US, spin_us) * _CYCLES_PER_US))
+        _spin(spin_us)
         self._record(start)
         began = perf_counter_ns()
         outputs = call()
@@ -114,6 +117,10 @@ _EVENT = (torch.cuda.Event, torch.cuda.Event.record, torch.cuda.Event.elapsed_ti
 _SYNCHRONIZE = torch.cuda.synchronize
 
 
+def _spin(us: float) -> None:
+    torch.cuda._sleep(int(min(max(_SPIN_US, us), _MOST_SPIN_US) * _CYCLES_PER_US))
+
+
 def clock_for(device: torch.device) -> CpuClock | CudaClock:
     """The clock of a device."""
     return CudaClock(device) if device.type == "cuda" else CpuClock(device)
@@ -125,8 +132,10 @@ def fingerprint(outputs: Sequence[Tensor]) -> Tensor:
         return torch.stack([output.detach().sum(dtype=torch.float64) for output in outputs]).view(torch.int64)
 
 
-def busy_us(calls: Sequence[Call], device: torch.device) -> tuple[float, float]:
+def busy_us(calls: Sequence[Call], device: torch.device, spin_us: float) -> tuple[float, float]:
     """Microseconds a call between events, and those that the device was busy by CUPTI (torch.profiler), on any stream.
+
+    Both are without the spinning, of at least ``spin_us``, behind which each call is queued.
 
     RuntimeError where CUPTI gives no kernel at all.
     """
@@ -138,6 +147,7 @@ def busy_us(calls: Sequence[Call], device: torch.device) -> tuple[float, float]:
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         for call in calls:
             start, stop = event(enable_timing=True), event(enable_timing=True)
+            _spin(spin_us)
             record(start)
             outputs = call()
             record(stop)
@@ -147,7 +157,7 @@ def busy_us(calls: Sequence[Call], device: torch.device) -> tuple[float, float]:
     spans = [
         (e.time_range.start, e.time_range.end)
         for e in profiled.events() or ()
-        if e.device_type.name == "CUDA" and not e.name.startswith(_NO_WORK)
+        if e.device_type.name == "CUDA" and not e.name.startswith(_NO_WORK) and _SPINNING not in e.name
     ]
     if not spans:
         raise RuntimeError("CUPTI told of no kernel")

@@ -11,7 +11,9 @@ import torch
 
 __all__ = ["conditions"]
 
-_FIELDS = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "clocks_throttle_reasons.active")
+_FIELDS = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
+_THROTTLED = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
+"""The newer name and the older one."""
 
 
 def conditions(device: torch.device) -> dict[str, str]:
@@ -25,15 +27,20 @@ def conditions(device: torch.device) -> dict[str, str]:
             )
         return found
     index = str(device.index if device.index is not None else torch.cuda.current_device())
-    values = _ask(["--id", index, f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader"])
+    values = _ask(index, f"--query-gpu={','.join(_FIELDS)}")
     found.update(zip(_FIELDS, (value.strip() for value in values.split(",")), strict=False) if values else ())
-    others = _ask(["--id", index, "--query-compute-apps=pid", "--format=csv,noheader"])
-    found["processes on the GPU"] = str(len(others.split())) if others is not None else "unknown"
+    throttled = next(filter(None, (_ask(index, f"--query-gpu={name}") for name in _THROTTLED)), None)
+    if throttled is not None:
+        found["throttled"] = throttled
+    others = _ask(index, "--query-compute-apps=pid")
+    if others is not None:
+        found["processes on the GPU"] = str(len(others.split()))
     return found
 
 
-def _ask(arguments: list[str]) -> str:
+def _ask(index: str, query: str) -> str | None:
+    """What nvidia-smi says of a GPU; None where there is none, or where it does not know the query."""
+    command = ["nvidia-smi", "--id", index, query, "--format=csv,noheader"]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, timeout=20, check=True)
-        return done.stdout.strip()
-    return ""
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+    return None

@@ -92,7 +92,8 @@ def compared(
         equals: two contestants that are the same: their comparison is the noise.
         threads: that the worker may use, where its processor time is to be believed; on a CPU.
         roofline_us: what no device can do faster; where it is known.
-        device_us: contestant -> (time between events, time that the device was busy by CUPTI), of the same calls.
+        device_us: the layer and the first of the equals -> (time between events, time that the device was busy by
+            CUPTI), of the same calls.
         wrong: what was found wrong with the outputs of the timed calls.
         seed: of the bootstrap.
     """
@@ -106,8 +107,8 @@ def compared(
         doubts += _impossible(used, layer, threads)
     if roofline_us is not None:
         doubts += _beaten(used, layer, roofline_us)
-    if device_us is not None and layer in device_us and peer in device_us:
-        doubts += _elsewhere(device_us[layer], device_us[peer])
+    if device_us is not None:
+        doubts += _elsewhere(device_us[layer], device_us[equals[0]])
     verdict, reason = (SUSPECT, "; ".join(doubts)) if doubts else decided(found, floor)
     if verdict == FASTER and device_us is None and not _confirmed(used, layer, peer, seed):
         verdict, reason = INCONCLUSIVE, "the parent's clock is too unsteady to confirm what the worker's shows"
