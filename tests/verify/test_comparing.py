@@ -160,6 +160,8 @@ def test_files_that_are_none(tmp_path: Path, content: bytes, text: str) -> None:
         (("verdicts", 0, "seconds"), "long", "got 'long', expected a number"),
         (("timing",), [], "timing: got list, expected an object"),
         (("timing", "rows", 0, "speedup"), True, "got True, expected a number"),
+        (("timing", "rows", 0, "speedup_low"), None, "speedup_low: got None, expected a number of 0 or more"),
+        (("timing", "rows", 0, "speedup_low"), 0.0, "speedup: got 0, expected more"),
     ],
 )
 def test_files_with_wrong_fields(tmp_path: Path, path: tuple[Any, ...], value: Any, text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,10 @@ def _complete(data: dict[str, Any], file: str) -> None:
             _object(row, "timing.rows[]", file)
             for key in ("layer_us", "peer_us", "speedup", "speedup_low", "speedup_high", "floor"):
                 _number(row[key], f"timing.rows[].{key}", file)
+                if row["speedup"] is not None and not (isinstance(row[key], (int, float)) and 0 <= row[key] < math.inf):
+                    raise ValueError(f"{file}: timing.rows[].{key}: got {row[key]!r}, expected a number of 0 or more")
+            if row["speedup"] is not None and not min(row["speedup"], row["speedup_low"], row["speedup_high"]) > 0:
+                raise ValueError(f"{file}: timing.rows[].speedup: got 0, expected more")
 
 
 def _object(data: Any, at: str, file: str) -> None:

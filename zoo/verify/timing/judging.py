@@ -24,6 +24,8 @@ __all__ = [
 
 FASTER, SLOWER, SAME, INCONCLUSIVE, SUSPECT = "FASTER", "SLOWER", "SAME", "INCONCLUSIVE", "SUSPECT"
 
+_MOST = math.log(1e6)
+"""Two processes that disagree give an interval without bounds; this is said of one."""
 TOO_SMALL = "the smallest effect that these blocks would find is"
 LEAST = math.log(1.01)
 """An effect under 1% is none, however sure."""
@@ -202,4 +204,7 @@ def _elsewhere(layer: tuple[float, float], peer: tuple[float, float]) -> list[st
 
 
 def _as_ratio(found: Interval) -> Interval:
-    return Interval(math.exp(found.value), math.exp(found.low), math.exp(found.high), math.expm1(found.error))
+    value, low, high, error = (
+        max(-_MOST, min(number, _MOST)) for number in (found.value, found.low, found.high, found.error)
+    )
+    return Interval(math.exp(value), math.exp(low), math.exp(high), math.expm1(error))

@@ -117,24 +117,26 @@ class TimingReport(TableReport):
         return {**data, "counts": self.counts, "rows": rows}
 
     def __rich__(self) -> RenderableType:
-        right = ("layer µs", "peer µs", "speedup", "noise", "would find", "of roofline")
+        roofline = ("roofline",) if any(row.roofline_share is not None for row in self.rows) else ()
+        right = ("layer µs", "peer µs", "speedup", "noise", "finds", *roofline)
         table = columns("case", "pass", "cache", "peer", "verdict", *right, right=right)
+        for column in table.columns[3:]:
+            column.no_wrap = True
         for row in self.rows:
             kind = row.pass_.replace("forward+backward", "fwd+bwd")
             case = row.case if row.dtype == "float32" else f"{row.case} {row.dtype}"
-            numbers = ["-"] * 6
+            numbers = ["-"] * len(right)
             if row.speedup is not None and row.layer_us is not None and row.peer_us is not None:
                 numbers = [
                     f"{row.layer_us:.1f}",
                     f"{row.peer_us:.1f}",
-                    f"{row.speedup:.3f} ({row.speedup_low:.3f}-{row.speedup_high:.3f})",
-                    f"{row.floor:.1%}",
-                    f"{row.detectable:.1%}",
+                    f"{row.speedup:.3f} ({row.speedup_low:.3g}-{row.speedup_high:.3g})",
+                    f"{row.floor:.2g}",
+                    f"{row.detectable:.2g}",
                     "-" if row.roofline_share is None else f"{row.roofline_share:.0%}",
-                ]
-            table.add_row(
-                case, kind, row.state, row.peer, Text(row.verdict, style=_STYLES.get(row.verdict, "")), *numbers
-            )
+                ][: len(right)]
+            word = Text(row.verdict, style=_STYLES.get(row.verdict, ""))
+            table.add_row(case, kind, row.state, row.peer, word, *numbers)
         told = [row for row in self.rows if row.reason and not row.reason.startswith(TOO_SMALL)]
         lines = [f"{row.name}: {row.verdict}: {row.reason}" for row in told]  # the others' is in the table
         head = (
