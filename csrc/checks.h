@@ -294,6 +294,16 @@ inline Tensor empty(const Tensor& t, const Sizes& sizes) {
   return empty(t, sizes, dtype);
 }
 
+// t in row-major order: itself where it is, which costs nothing to see, else a copy.
+inline Tensor dense(const Tensor& t) {
+  int64_t step = 1;
+  for (int64_t i = t.dim() - 1; i >= 0; --i) {
+    if (t.size(i) != 1 && t.stride(i) != step) return torch::stable::contiguous(t);
+    step *= t.size(i);
+  }
+  return t;
+}
+
 // (*, last) as (rows, last): a view where the strides allow it, else a copy.
 inline Tensor as_matrix(const Tensor& t) {
   const int64_t d = t.dim();

@@ -23,11 +23,6 @@ Tensor aten(const char* name, const char* overload, const Args&... args) {
   return to<Tensor>(stack[0]);
 }
 
-// What every operator returns: a tensor of its own, in row-major order, whatever the strides of its arguments.
-Tensor dense(const Tensor& t) {
-  return torch::stable::contiguous(t);
-}
-
 Tensor transposed(const Tensor& matrix) {
   return reinterpret(matrix, {matrix.size(1), matrix.size(0)}, {matrix.stride(1), matrix.stride(0)});
 }

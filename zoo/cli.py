@@ -55,7 +55,9 @@ Options = Annotated[
     list[str] | None,
     typer.Option("--option", "-o", metavar="KEY=VALUE", help="An option of the model, as num_classes=10; repeatable."),
 ]
-Device = Annotated[str, typer.Option(metavar="DEVICE", help="cpu, cuda or cuda:N; auto: a GPU where there is one.")]
+Device = Annotated[
+    str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N; auto: a GPU where there is one.")
+]
 
 
 def _version(wanted: bool) -> None:
@@ -79,7 +81,7 @@ def list_(
         str | None,
         typer.Argument(metavar="[PATTERN]", help="Names with *, ? and [], as timm/vit_*.", show_default=False),
     ] = None,
-    pattern: Annotated[str | None, typer.Option(metavar="PATTERN", help="The same, as an option.")] = None,
+    pattern: Annotated[str | None, typer.Option("--pattern", metavar="PATTERN", help="The same, as an option.")] = None,
     source: Annotated[Source | None, typer.Option(help="Only the models of this library.")] = None,
     swappable: Annotated[
         str | None,
@@ -260,7 +262,7 @@ def train(
     ema: Annotated[float | None, _tuning("Decay of averaged weights. (none)")] = None,
     autocast: Annotated[str | None, _tuning("none, bf16 or fp16. (none)", metavar="TYPE")] = None,
     channels_last: Annotated[bool | None, _tuning("Memory format of images and convolutions.")] = None,
-    device: Annotated[str | None, _tuning("cpu, cuda or cuda:N. (auto)", metavar="DEVICE")] = None,
+    device: Annotated[str | None, _tuning("cpu, cuda or cuda:N. (auto)", metavar="NAME")] = None,
     workers: Annotated[int | None, _tuning("Processes that read images. (0)")] = None,
     seed: Annotated[int | None, _tuning("(0)")] = None,
     on_corrupt: Annotated[
@@ -475,12 +477,12 @@ def verify(
         str,
         typer.Argument(metavar="TARGET", help="module:Name of a class or function, or a registered layer's name."),
     ],
-    kind: Annotated[str, typer.Option(metavar="KIND", help="Of layer.")] = "linear",
+    kind: Annotated[str, typer.Option("--kind", metavar="KIND", help="Of layer.")] = "linear",
     claim: Annotated[
         list[str] | None,
         typer.Option("--claim", metavar="GLOB", help="Claims by name, as 'gradients*'; repeatable. All, unless told."),
     ] = None,
-    device: Annotated[str, typer.Option(metavar="DEVICE", help="cpu, cuda or cuda:N.")] = "cpu",
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N.")] = "cpu",
     seed: Annotated[int, typer.Option(help="Of weights and inputs.")] = 0,
     time_limit: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="For one claim.")] = 120,
     memory_limit: Annotated[str, typer.Option(metavar="GiB|none", help="What a worker on the CPU may allocate.")] = "8",

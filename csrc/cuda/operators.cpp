@@ -45,7 +45,7 @@ void forward(
   p.b = transposed(matrix(weight));
   std::optional<Tensor> dense_bias;
   if (bias) {
-    dense_bias = torch::stable::contiguous(*bias);
+    dense_bias = dense(*bias);
     p.bias = dense_bias->const_data_ptr();
     p.bias_stride = 1;
   }
@@ -124,7 +124,7 @@ Tensor activation_grad_op(const Tensor& grad, const Tensor& saved, const std::st
   check_activation_grad("zoo::activation_grad", grad, saved);
   const Act act = act_of(activation);
   const Launch launch(grad);
-  const Tensor dense_grad = torch::stable::contiguous(grad), dense_saved = torch::stable::contiguous(saved);
+  const Tensor dense_grad = dense(grad), dense_saved = dense(saved);
   const Tensor out = empty(grad, sizes_of(grad));
   activation_grad(
       dense_grad.const_data_ptr(), dense_saved.const_data_ptr(), out.mutable_data_ptr(), out.numel(), act,
@@ -194,7 +194,7 @@ std::vector<Tensor> lowered(const Tensor& input, const std::vector<const Tensor*
   Cast jobs[kMostCasts];
   int count = 0;
   for (const Tensor* p : parameters) {
-    from.push_back(torch::stable::contiguous(*p));
+    from.push_back(dense(*p));
     to.push_back(empty(input, sizes_of(*p)));
     jobs[count++] = {from.back().const_data_ptr(), to.back().mutable_data_ptr(), p->numel()};
   }
