@@ -113,9 +113,9 @@ def look(task: Task, note: Callable[[str], object]) -> Answer:
     for measurement in order.sample(task.measurements, len(task.measurements)):
         found = Measured(measurement)
         measured.append(found)
-        generator = torch.Generator(device).manual_seed(
-            zlib.crc32(f"{task.seed} {task.process} {measurement}".encode())
-        )
+        seed = zlib.crc32(f"{task.seed} {task.process} {measurement}".encode())
+        torch.manual_seed(seed)  # of the weights
+        generator = torch.Generator(device).manual_seed(seed)
         try:
             contest = _Contest(
                 layer, against, measurement, device, generator, clock, task.peers, stock_first=stock_first
