@@ -40,6 +40,7 @@ class VerifyReport(TableReport):
     command: str
     verdicts: tuple[Verdict, ...]
     complete: bool = True
+    against: str | None = None
     timing: TimingReport | None = None
     schema: int = SCHEMA
 
@@ -72,10 +73,7 @@ class VerifyReport(TableReport):
         end = ", ".join(f"{n} {status}" for status, n in self.counts.items() if n)
         end += f"; FAILED: {', '.join(failed)}" if failed else ""
         end += "" if self.complete else "; stopped before its end"
+        beside = f", against {self.against}" if self.against else ""
+        head = f"{self.target} ({self.kind}{beside}), on {self.machine.device}, seed {self.seed}"
         timing = () if self.timing is None else (self.timing,)
-        return Group(
-            f"{self.target} ({self.kind}), on {self.machine.device}, seed {self.seed}",
-            table,
-            *timing,
-            verdict(self.ok, end),
-        )
+        return Group(head, table, *timing, verdict(self.ok, end))
