@@ -14,10 +14,12 @@ from typing import Any, Protocol
 
 import torch
 
+from zoo import registry
 from zoo.layers.registry import kind_of
 from zoo.machine import examine as examine_machine
 from zoo.sweep.worker import Ended, Worker
 from zoo.verify.claims import CLAIMS
+from zoo.verify.claims.models import MODELS, claims_of, named
 from zoo.verify.outcome import FAIL, PASS, UNTESTED, Claim, Verdict, outcome_of
 from zoo.verify.report import VerifyReport
 from zoo.verify.subject import Subject
@@ -62,6 +64,7 @@ def verify(
     *,
     kind: str = "linear",
     device: str | torch.device | None = None,
+    models: str | Iterable[str] = MODELS,
     claims: str | Iterable[str] = "*",
     seed: int = 0,
     isolate: bool = True,
@@ -80,6 +83,7 @@ def verify(
             function of (input, weight, bias).
         kind: "linear".
         device: where to run; the CPU unless told.
+        models: names of :func:`zoo.list_models` that the layer is tried in too, each with claims of its own.
         claims: globs over the names of claims.
         seed: of weights and inputs; each claim has a stream of its own, so that one alone gives the same values.
         isolate: judge each claim in a worker process, so that a hang, a crash or an exit costs that claim alone. The
@@ -92,10 +96,10 @@ def verify(
         checkpoint: called with the report so far after each claim.
 
     Raises:
-        ValueError: an unknown kind, target or claim; a target that cannot be sent to the worker.
+        ValueError: an unknown kind, target, model or claim; a target that cannot be sent to the worker.
     """
     kind_of(kind)
-    chosen = chosen_claims(claims)
+    chosen = chosen_claims(claims, models)
     where = torch.device(device or "cpu")
     if not time_limit > 0:
         raise ValueError(f"time_limit={time_limit!r}: expected more than 0 seconds")
@@ -129,16 +133,27 @@ def verify(
     return replace(report, verdicts=tuple(verdicts), complete=True)
 
 
-def chosen_claims(globs: str | Iterable[str] = "*") -> list[Claim]:
-    """The claims that match any of the globs, in the table's order, and ``build`` before all.
+def chosen_claims(globs: str | Iterable[str] = "*", models: str | Iterable[str] = ()) -> list[Claim]:
+    """The claims that match any of the globs, in the table's order, and ``build`` before all; those of models last.
 
-    ValueError for a glob that matches none.
+    ValueError for a glob that matches none, and for a model that there is not.
     """
     globs = [globs] if isinstance(globs, str) else list(globs)
+    names = list(dict.fromkeys([models] if isinstance(models, str) else models))
+    table = (*_TABLE, *(claim for name in names for claim in claims_of(name)))
     for glob in globs:
-        if not any(fnmatch.fnmatchcase(claim.name, glob) for claim in _TABLE):
-            raise ValueError(f"no claim matches {glob!r}; there are {', '.join(claim.name for claim in _TABLE)}")
-    return [c for c in _TABLE if c.name == BUILD or any(fnmatch.fnmatchcase(c.name, glob) for glob in globs)]
+        if not any(fnmatch.fnmatchcase(claim.name, glob) for claim in table):
+            raise ValueError(f"no claim matches {glob!r}; there are {', '.join(claim.name for claim in table)}")
+    chosen = [c for c in table if c.name == BUILD or any(fnmatch.fnmatchcase(c.name, glob) for glob in globs)]
+    for name in names:
+        if any(claim.name.endswith(f"@{name}") for claim in chosen):  # to know timm's names takes seconds
+            registry.resolve(name)
+    return chosen
+
+
+def claim_named(name: str | None) -> Claim:
+    """The claim of that name, one about a model too."""
+    return next((c for c in _TABLE if c.name == name), None) or (named(name) if name else None) or _BUILD
 
 
 def look(task: Task, note: Callable[[str], object] = lambda step: None) -> Verdict | Found:
@@ -152,7 +167,7 @@ def look(task: Task, note: Callable[[str], object] = lambda step: None) -> Verdi
             return Found(Source(None, None), refusal=str(error))
         except Exception as error:  # of the module that defines it
             return _verdict(_BUILD, FAIL, f"it could not be imported: {type(error).__name__}: {error}")
-    claim = next(c for c in _TABLE if c.name == task.claim)
+    claim = claim_named(task.claim)
     note(claim.name)
     return judge_claim(claim, Subject(resolve(task.target, task.kind), torch.device(task.device)), seed=task.seed)
 
@@ -196,8 +211,7 @@ def _isolated(target: Any, time_limit: float) -> Iterator[Judge]:
             try:
                 return worker.ask(task, time_limit=time_limit)
             except Ended as error:
-                claim = next((c for c in _TABLE if c.name == task.claim), _BUILD)
-                return _verdict(claim, FAIL, str(error), time.monotonic() - begun)
+                return _verdict(claim_named(task.claim), FAIL, str(error), time.monotonic() - begun)
 
         yield judge
 

@@ -20,12 +20,13 @@ from zoo.judging import Entry, Measure, judge, measure
 from zoo.verify.outcome import REFUSED, Broken, Refused, Untested, outcome_of
 from zoo.verify.target import build
 
-__all__ = ["ALL", "Case", "Subject", "evaluate", "judged", "saying"]
+__all__ = ["ALL", "Case", "Subject", "evaluate", "hold", "judged", "measures", "saying"]
 
 ALL = ("input", "weight", "bias")
 FLOAT64_SLACK = 4.0  # as zoo.parity allows where the models are float64 themselves
 
 Tensors = Mapping[str, "Tensor | None"]
+Measures = Mapping[str, "Measure | None"]
 
 
 @dataclass(frozen=True)
@@ -119,8 +120,8 @@ class Subject:
                 status, reason = outcome_of(error)
                 (refused if status == REFUSED else broken).append(f"{case.name}: {reason}")
                 continue
-            got.update(_measures(case.name, values, exact))
-            want.update(_measures(case.name, stocks, exact, least=self._single(run, whole, stock)))
+            got.update(measures(case.name, values, exact))
+            want.update(measures(case.name, stocks, exact, least=self._single(run, whole, stock)))
         broken += [saying(entry) for entry in judge("value", got, want) if not entry.ok]
         if broken:
             raise Broken(_some(broken))
@@ -163,8 +164,12 @@ _evaluate = evaluate
 
 def judged(got: Tensors, stock: Tensors, exact: Tensors) -> None:
     """Judge tensors that were computed by other means. Raises :class:`Broken`."""
-    entries = judge("value", _measures("", got, exact), _measures("", stock, exact))
-    broken = [saying(entry) for entry in entries if not entry.ok]
+    hold(measures("", got, exact), measures("", stock, exact))
+
+
+def hold(got: Measures, stock: Measures) -> None:
+    """Judge errors that were measured. Raises :class:`Broken`."""
+    broken = [saying(entry) for entry in judge("value", got, stock) if not entry.ok]
     if broken:
         raise Broken(_some(broken))
 
@@ -175,21 +180,22 @@ def saying(entry: Entry) -> str:
     return f"{entry.name}: {entry.reason}{stock}"
 
 
-def _measures(case: str, values: Tensors, exact: Tensors, least: Tensors | None = None) -> dict[str, Measure | None]:
-    measures: dict[str, Measure | None] = {}
-    for name in values.keys() | exact.keys():
+def measures(case: str, values: Tensors, exact: Tensors, least: Tensors | None = None) -> dict[str, Measure | None]:
+    """The errors of what :func:`evaluate` gave, by the case and the tensor's name."""
+    found_all: dict[str, Measure | None] = {}
+    for name in dict.fromkeys((*exact, *values)):
         value, right = values.get(name), exact.get(name)
         key = f"{case} {name}".strip()
         if value is None or right is None:
-            measures[key] = None if value is None else measure(value, value.double())
+            found_all[key] = None if value is None else measure(value, value.double())
             continue
         found = measure(value, right)
         low = None if least is None else least.get(name)
         if low is not None:
             scale = FLOAT64_SLACK * torch.finfo(torch.float64).eps / torch.finfo(low.dtype).eps
             found = found.at_least(measure(low, right).scaled(scale, found.dtype))
-        measures[key] = found
-    return dict(sorted(measures.items()))
+        found_all[key] = found
+    return found_all
 
 
 def _some(reasons: Sequence[str]) -> str:

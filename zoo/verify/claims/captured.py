@@ -1,0 +1,93 @@
+"""The layer alone on what the layers of a stock model were given: their inputs and their outputs' gradients."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zoo.judging import Measure
+from zoo.layers.registry import stock_of
+from zoo.passes import private_copy
+from zoo.verify.claims.learning import cross_entropy
+from zoo.verify.models import KIND, stock_model, twin_of_module
+from zoo.verify.outcome import Untested
+from zoo.verify.subject import ALL, Case, Subject, evaluate, hold, measures
+
+__all__ = ["Call", "calls_of", "replayed"]
+
+
+@dataclass
+class Call:
+    """One call of a layer in a model, with copies that have the strides of what was there."""
+
+    name: str
+    module: nn.Module
+    input: Tensor
+    cotangent: Tensor | None = None
+
+    def __str__(self) -> str:
+        features = "" if self.cotangent is None else f"->{self.cotangent.shape[-1]}"
+        return f"{self.name} {tuple(self.input.shape)}{features}"
+
+
+def calls_of(model: nn.Module, images: Tensor) -> list[Call]:
+    """What each stock layer of the kind is called with in a training step, in the order of the calls."""
+    calls: list[Call] = []
+
+    def hook(name: str) -> Any:
+        def keep(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+            call = Call(name, module, private_copy(args[0]))
+            calls.append(call)
+            if output.requires_grad:
+                output.register_hook(lambda grad: setattr(call, "cotangent", private_copy(grad)))
+
+        return keep
+
+    chosen = [(name, module) for name, module in model.named_modules() if type(module) is stock_of(KIND)]
+    handles = [module.register_forward_hook(hook(name)) for name, module in chosen]
+    try:
+        cross_entropy(model, images).backward()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return calls
+
+
+def replayed(s: Subject, name: str) -> None:
+    got: dict[str, Measure | None] = {}
+    want: dict[str, Measure | None] = {}
+    for half in (False, True):
+        model, images = stock_model(name, s.device)
+        with _precision(s, half):
+            calls = calls_of(model, images)
+        if not calls:
+            raise Untested("the stock model calls no Linear")
+        for call in calls:
+            what = f"{call} under autocast" if half else str(call)
+            # copies, for an evaluation sets which gradients are required
+            stock, exact = copy.deepcopy(call.module), copy.deepcopy(call.module).double()
+            custom = twin_of_module(call.module, s)
+            right = evaluate(exact, _case(call, torch.float64))
+            with _precision(s, half):
+                got.update(measures(what, evaluate(custom, _case(call)), right))
+                want.update(measures(what, evaluate(stock, _case(call)), right))
+    hold(got, want)
+
+
+def _case(call: Call, dtype: torch.dtype | None = None) -> Case:
+    names = {"input", *(name for name, _ in call.module.named_parameters())}
+    asked = () if call.cotangent is None else tuple(name for name in ALL if name in names)
+    cotangent = None if call.cotangent is None else call.cotangent.to(dtype or call.cotangent.dtype)
+    return Case(call.name, call.input.to(dtype or call.input.dtype), gradients=asked, cotangent=cotangent)
+
+
+@contextlib.contextmanager
+def _precision(s: Subject, half: bool) -> Iterator[None]:
+    with torch.autocast(s.device.type, torch.bfloat16, enabled=half, cache_enabled=False):
+        yield

@@ -1,0 +1,122 @@
+"""Whole models for a layer to be tried in: the stock one, and the layer put into a copy of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zoo.bypass import weights_read_past_forward
+from zoo.layers.registry import registered, stock_of
+from zoo.preparing import make, real_inputs
+from zoo.swap import patch
+from zoo.sweep.inputs import STEP, smallest_shape
+from zoo.verify.outcome import Untested
+from zoo.verify.subject import Subject
+from zoo.verify.target import build
+
+__all__ = ["KIND", "Swap", "small_model", "stock_model", "swapped", "twin_of_module"]
+
+KIND = "linear"
+LEAST_SIDE = 96
+"""Pixels of the images that a model is trained on, where it takes that few: a last stage of 3 x 3 values."""
+
+
+@dataclass(frozen=True)
+class Swap:
+    """What was put into a model."""
+
+    names: tuple[str, ...]
+    """Of the modules that are the layer now."""
+    built: str = ""
+    """Why the layer was built anew and put in the stock modules' places; empty where zoo.patch did it, in place."""
+
+
+def stock_model(name: str, device: torch.device) -> tuple[nn.Module, Tensor]:
+    """A stock model with fresh weights, the same at each call, and real images for it (N, C, H, W)."""
+    model = make(name, {}, device=device)
+    return model, real_inputs(name, model).to(device)
+
+
+def small_model(name: str, device: torch.device) -> tuple[nn.Module, Tensor]:
+    """As :func:`stock_model`, for smaller images where the model takes or can be built for them."""
+    model, images = stock_model(name, device)
+    side = images.shape[-1]
+    if getattr(model, "in_features", None) is not None or side <= LEAST_SIDE:
+        return model, images
+    if (getattr(model, "pretrained_cfg", None) or {}).get("fixed_input_size"):
+        try:
+            model = make(name, {"img_size": LEAST_SIDE}, device=device)
+        except Exception:  # libraries refuse an option in many ways
+            return model, images
+        least = LEAST_SIDE
+    else:
+        least = max(LEAST_SIDE, smallest_shape(model.eval(), tuple(images.shape[1:]))[-1])
+    small = F.interpolate(images, (least, least), mode="area")
+    # to four images, for the sake of BatchNorm
+    return model.train(), torch.cat([small, small.flip(-1)]) if least % STEP == 0 and len(small) < 4 else small
+
+
+@contextlib.contextmanager
+def swapped(model: nn.Module, s: Subject) -> Iterator[Swap]:
+    """Put the layer under test into a model, in place; whatever is patched stays patched after.
+
+    By zoo.patch, where the layer can be registered and needs no more than the stock layer has, or what its ``adopt``
+    adds. Else a layer is built for each stock one, with its weights, and takes its place.
+
+    Raises:
+        Untested: the model has no layer that can be swapped.
+    """
+    why = _unpatchable(s.layer)
+    if why:
+        yield _used(Swap(_rebuilt(model, s), why))
+        return
+    with registered(KIND, s.layer) as name:
+        yield _used(Swap(patch(model, KIND, layer=name).swapped))
+
+
+def _used(swap: Swap) -> Swap:
+    if not swap.names:
+        raise Untested("the model has no Linear that can be swapped")
+    return swap
+
+
+def _unpatchable(layer: object) -> str:
+    stock = stock_of(KIND)
+    own_init = isinstance(layer, type) and layer.__init__ is not stock.__init__  # type: ignore[misc]
+    if own_init and not hasattr(layer, "adopt"):
+        return "it has an __init__ of its own and no adopt(), so that a module cannot become one in place"
+    try:
+        with registered(KIND, layer):
+            return ""
+    except ValueError as error:
+        return str(error)
+
+
+def _rebuilt(model: nn.Module, s: Subject) -> tuple[str, ...]:
+    past = weights_read_past_forward(model)
+    chosen = [(n, m) for n, m in model.named_modules() if n and type(m) is stock_of(KIND) and m not in past]
+    for name, stock in chosen:
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, twin_of_module(stock, s))
+    return tuple(name for name, _ in chosen)
+
+
+def twin_of_module(stock: nn.Module, s: Subject) -> nn.Module:
+    """The layer under test, built to the sizes of a stock one, with its weights and in its mode."""
+    assert isinstance(stock, nn.Linear)
+    weight = stock.weight
+    layer = build(
+        s.layer,
+        stock.in_features,
+        stock.out_features,
+        bias=stock.bias is not None,
+        device=weight.device,
+        dtype=weight.dtype,
+    )
+    layer.load_state_dict(stock.state_dict())
+    return layer.train(stock.training)
