@@ -475,6 +475,13 @@ def verify(
         list[str] | None,
         typer.Option("--claim", metavar="GLOB", help="Claims by name, as 'gradients*'; repeatable. All, unless told."),
     ] = None,
+    models: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,NAME|none",
+            help="Whole models to try it in, as mlp,resnet18,timm/vit_tiny_patch16_224. Two small ones, unless told.",
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(metavar="DEVICE", help="cpu, cuda or cuda:N.")] = "cpu",
     seed: Annotated[int, typer.Option(help="Of weights and inputs.")] = 0,
     time_limit: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="For one claim.")] = 120,
@@ -483,9 +490,10 @@ def verify(
 ) -> None:
     """Judge a layer claim by claim: pass, fail, refused (a clear error) or untested (why).
 
-    Values and gradients are judged by their error against float64, relative to the stock layer's own. Each claim is
-    checked in a worker process with limits, so that a hang or a crash costs that claim alone. Modules are looked for
-    in the current folder too. Fails where a claim fails, or the values were not judged right.
+    The layer alone, on a GPU with --device cuda, in several processes, and in whole models. Values and gradients are
+    judged by their error against float64, relative to the stock layer's own. Each claim is checked in a worker process
+    with limits, so that a hang or a crash costs that claim alone. Modules are looked for in the current folder too.
+    Fails where a claim fails, or the values were not judged right.
     """
 
     def work() -> Report:
@@ -495,6 +503,7 @@ def verify(
             target,
             kind=kind,
             claims=claim or (),
+            models=models,
             device=device,
             seed=seed,
             time_limit=time_limit,

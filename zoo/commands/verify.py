@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from zoo.commands.bench import json_file, write_report
 from zoo.commands.output import progress, tell
 from zoo.preparing import choose_device
-from zoo.verify import VerifyReport, verify
+from zoo.verify import MODELS, VerifyReport, verify
 
 __all__ = ["run"]
 
@@ -21,6 +21,7 @@ def run(
     *,
     kind: str,
     claims: Sequence[str],
+    models: str | None,
     device: str,
     seed: int,
     time_limit: float,
@@ -38,6 +39,8 @@ def run(
     words = ["zoo verify", shlex.quote(target), "--kind", kind]
     for glob in claims:
         words += ["--claim", shlex.quote(glob)]
+    if models is not None:
+        words += ["--models", shlex.quote(models)]
     words += ["--device", device, "--seed", str(seed), "--time-limit", f"{time_limit:g}"]
     words += ["--memory-limit", memory_limit]
     so_far: list[VerifyReport] = []
@@ -67,6 +70,7 @@ def run(
                 kind=kind,
                 device=choose_device(device),
                 claims=claims or "*",
+                models=MODELS if models is None else _names(models),
                 seed=seed,
                 time_limit=time_limit,
                 memory_limit=limit,
@@ -81,6 +85,10 @@ def run(
     if file is not None:
         write_report(report, file)
     return report
+
+
+def _names(text: str) -> list[str]:
+    return [] if text == "none" else [name for name in map(str.strip, text.split(",")) if name]
 
 
 def _bytes(text: str) -> int | None:

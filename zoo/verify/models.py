@@ -22,8 +22,8 @@ from zoo.verify.target import build
 __all__ = ["KIND", "Swap", "small_model", "stock_model", "swapped", "twin_of_module"]
 
 KIND = "linear"
-LEAST_SIDE = 96
-"""Pixels of the images that a model is trained on, where it takes that few: a last stage of 3 x 3 values."""
+LEAST_SIDE = 64
+"""Pixels of the images that a model is trained on, where it takes that few: a last stage of 2 x 2 values."""
 
 
 @dataclass(frozen=True)

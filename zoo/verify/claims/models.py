@@ -98,7 +98,7 @@ def _hold(report: ParityReport) -> None:
     if report.ok:
         return
     first, worst = report.first_divergence, report.worst
-    where = "" if first is None else f"; the first to part is the {first.kind} {first.name}: {saying(first)}"
+    where = "" if first is None else f"; the first {first.kind} to part is {saying(first)}"
     failed = sum(not entry.ok for entry in report.entries)
     raise Broken(f"{failed} of {len(report.entries)} tensors are wrong, worst {saying(worst)}{where}")
 
