@@ -169,7 +169,8 @@ def look(task: Task, note: Callable[[str], object] = lambda step: None) -> Verdi
             return _verdict(_BUILD, FAIL, f"it could not be imported: {type(error).__name__}: {error}")
     claim = claim_named(task.claim)
     note(claim.name)
-    return judge_claim(claim, Subject(resolve(task.target, task.kind), torch.device(task.device)), seed=task.seed)
+    layer, device = resolve(task.target, task.kind), torch.device(task.device)
+    return judge_claim(claim, Subject(layer, device, kind=task.kind, target=task.target), seed=task.seed)
 
 
 def judge_claim(claim: Claim, subject: Subject, *, seed: int = 0) -> Verdict:

@@ -56,6 +56,9 @@ class Subject:
     """A class, or a function of (input, weight, bias)."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     dtype: torch.dtype = torch.float32
+    kind: str = "linear"
+    target: Any = None
+    """What it was found by, where that was a name: other processes find it so too."""
 
     def pair(self, in_features: int, out_features: int, *, bias: bool = True) -> tuple[nn.Module, nn.Linear]:
         """The layer and the stock layer, with equal weights."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -22,6 +23,8 @@ from zoo.verify.trained import trained
 __all__ = ["STEPS", "adamw", "cross_entropy", "sgd", "top1"]
 
 STEPS = 20
+BUDGET = 75.0
+"""Seconds; a model that is too slow for it says nothing about the layer."""
 _SEED = 5
 
 Optimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
@@ -39,6 +42,10 @@ def adamw(s: Subject, name: str) -> None:
 
 def _trains_alike(s: Subject, name: str, optimizer: Optimizer) -> None:
     stock, images = small_model(name, s.device)
+    begun = time.monotonic()
+    _learnt(twin_of(stock, torch.float64), images.double(), optimizer, steps=1)
+    if (took := time.monotonic() - begun) * STEPS > BUDGET / 3:
+        raise Untested(f"a step of the stock model in float64 takes {took:.1f} s; {STEPS} would take too long")
     custom = copy.deepcopy(stock)
     exact = _learnt(twin_of(stock, torch.float64), images.double(), optimizer)
     with swapped(custom, s):
@@ -48,6 +55,8 @@ def _trains_alike(s: Subject, name: str, optimizer: Optimizer) -> None:
     for moved in _moved(stock, images):
         if not _in_doubt(entries):
             break
+        if time.monotonic() - begun > BUDGET:
+            raise Untested(f"in doubt after {BUDGET:g} s, in which the stock model was to show how far rounding leads")
         want = _larger(want, measures("", _learnt(*moved, optimizer), exact))
         entries = judge("value", got, want)
     if wrong := [entry for entry in entries if not entry.ok]:
@@ -56,7 +65,7 @@ def _trains_alike(s: Subject, name: str, optimizer: Optimizer) -> None:
         raise Broken(f"{len(wrong)} of {len(entries)} are wrong after {STEPS} steps, {saying(first)}")
 
 
-def _learnt(model: nn.Module, images: Tensor, optimizer: Optimizer) -> dict[str, Tensor]:
+def _learnt(model: nn.Module, images: Tensor, optimizer: Optimizer, *, steps: int = STEPS) -> dict[str, Tensor]:
     """The losses of the steps, and all that the state dict holds after them."""
     model.train()
     for module in model.modules():
@@ -65,7 +74,7 @@ def _learnt(model: nn.Module, images: Tensor, optimizer: Optimizer) -> dict[str,
             module.eval()
     chosen = optimizer(p for p in model.parameters() if p.requires_grad)
     losses = []
-    for _ in range(STEPS):
+    for _ in range(steps):
         chosen.zero_grad()
         loss = cross_entropy(model, images)
         loss.backward()
