@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import datetime
+import importlib
 import multiprocessing
 import os
 import pickle
@@ -32,7 +33,7 @@ from zoo.verify.outcome import FAIL, PASS, REFUSED, UNTESTED, Broken, Refused, U
 from zoo.verify.subject import Subject
 from zoo.verify.target import resolve
 
-__all__ = ["SIZE", "TIME_LIMIT", "Check", "gathered", "judge_in_ranks"]
+__all__ = ["SIZE", "TIME_LIMIT", "Check", "gathered", "judge_apart", "judge_in_ranks"]
 
 SIZE = 2
 TIME_LIMIT = 60.0
@@ -51,7 +52,8 @@ class _Job:
     check: Check
     target: bytes
     kind: str
-    device: str
+    devices: tuple[str, ...]
+    """Of each rank. A single one makes no group."""
     dtype: torch.dtype
     seed: int
     time_limit: float
@@ -70,7 +72,7 @@ class _Answer:
 
 
 def judge_in_ranks(check: Check, s: Subject) -> None:
-    """Run ``check(subject, rank)`` in ``SIZE`` processes of one group, on GPUs of their own where the subject is on one.
+    """Run ``check(subject, rank)`` in ``SIZE`` processes of one group, each on a GPU of its own if one is on any.
 
     Raises:
         Broken: in some rank the claim does not hold; or a rank died, or was not done in time.
@@ -80,11 +82,20 @@ def judge_in_ranks(check: Check, s: Subject) -> None:
         raise Untested("torch.distributed, or the pipes that ranks are told by, are not there on this system")
     if s.device.type == "cuda" and torch.cuda.device_count() < SIZE:
         raise Untested(f"it needs {SIZE} GPUs; there is {torch.cuda.device_count()} (--device cpu judges it over gloo)")
+    _judge(check, s, tuple(str(s.device) if s.device.type != "cuda" else f"cuda:{n}" for n in range(SIZE)))
+
+
+def judge_apart(check: Check, s: Subject, device: torch.device) -> None:
+    """Run ``check(subject, 0)`` in one fresh process, with the subject on another device. Raises as judge_in_ranks."""
+    _judge(check, s, (str(device),))
+
+
+def _judge(check: Check, s: Subject, devices: tuple[str, ...]) -> None:
     try:
         target = pickle.dumps(s.layer if s.target is None else s.target)
     except Exception as error:
         raise Untested(f"the layer cannot be sent to other processes: {error}") from None
-    job = _Job(check, target, s.kind, str(s.device), s.dtype, torch.initial_seed(), TIME_LIMIT)
+    job = _Job(check, target, s.kind, devices, s.dtype, torch.initial_seed(), TIME_LIMIT)
     status, reason = _starter().judge(job)
     if status != PASS:
         raise {FAIL: Broken, REFUSED: Refused, UNTESTED: Untested}[status](reason)
@@ -155,15 +166,22 @@ def _starter() -> _Starter:
 
 # in the process that starts the ranks
 
+_IMPORTED = (
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "torch.nn.parallel",
+    "zoo.verify.running",
+)
+"""What a fork need not import again."""
+
 
 def serve(descriptor: int) -> None:
     """Jobs in, (status, reason) out, until the pipe or the parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, who ends this
     _die_with(int(os.environ["ZOO_PARENT"]))
     warnings.simplefilter("ignore")
-
-    import zoo.verify.running  # noqa: F401
-
+    for name in _IMPORTED:
+        importlib.import_module(name)
     connection = Connection(descriptor)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         connection.send("ready")
@@ -174,32 +192,34 @@ def serve(descriptor: int) -> None:
 def _judged(job: _Job) -> tuple[str, str]:
     with tempfile.TemporaryDirectory(prefix="zoo-ranks-") as folder:
         job = replace(job, folder=folder)
-        return _verdict(_answers(job), job.time_limit)
+        return _verdict(_answers(job), job)
 
 
 def _answers(job: _Job) -> dict[int, _Answer]:
     """What became of each rank, but of those that were not done in time."""
-    context = multiprocessing.get_context("spawn" if job.device.startswith("cuda") else "fork")
-    limit = job.time_limit + (START_LIMIT / 2 if job.device.startswith("cuda") else 0.0)
+    on_cuda = job.devices[0].startswith("cuda")
+    context = multiprocessing.get_context("spawn" if on_cuda else "fork")
+    limit = job.time_limit + (START_LIMIT / 2 if on_cuda else 0.0)
     processes: dict[Any, tuple[int, BaseProcess]] = {}
     answers: dict[int, _Answer] = {}
-    for rank in range(SIZE):
+    for rank in range(len(job.devices)):
         mine, other = context.Pipe()
         process = context.Process(target=_work, args=(other, replace(job, rank=rank)))  # type: ignore[attr-defined]
         process.start()
         other.close()
         processes[mine] = rank, process
     until = time.monotonic() + limit
-    while len(answers) < SIZE:
+    while len(answers) < len(processes):
         ready = wait(
             [c for c, (rank, _) in processes.items() if rank not in answers], max(0.0, until - time.monotonic())
         )
         if not ready:
             break
+        connection: Any
         for connection in ready:
             rank, process = processes[connection]
             try:
-                answers[rank] = connection.recv()  # type: ignore[union-attr]
+                answers[rank] = connection.recv()
             except (EOFError, ConnectionResetError):
                 answers[rank] = _Answer(FAIL, f"its process {_how_it_ended(process, job.folder, rank)}", died=True)
         if any(answer.status != PASS for answer in answers.values()):
@@ -211,14 +231,15 @@ def _answers(job: _Job) -> dict[int, _Answer]:
     return answers
 
 
-def _verdict(answers: dict[int, _Answer], time_limit: float) -> tuple[str, str]:
+def _verdict(answers: dict[int, _Answer], job: _Job) -> tuple[str, str]:
     """The first trouble: what other ranks say after it, as that a connection was closed, comes of it."""
+    ranks = [f"rank {n}: " if len(job.devices) > 1 else "" for n in range(len(job.devices))]
     troubles = [(not a.died, a.at, rank) for rank, a in answers.items() if a.status != PASS]
     if troubles:
         *_, rank = min(troubles)
-        return answers[rank].status, f"rank {rank}: {answers[rank].reason}"
-    late = [rank for rank in range(SIZE) if rank not in answers]
-    return (FAIL, f"rank {late[0]} was not done after {time_limit:g} s") if late else (PASS, "")
+        return answers[rank].status, f"{ranks[rank]}{answers[rank].reason}"
+    late = [name for rank, name in enumerate(ranks) if rank not in answers]
+    return (FAIL, f"{late[0]}not done after {job.time_limit:g} s") if late else (PASS, "")
 
 
 def _how_it_ended(process: BaseProcess, folder: str, rank: int) -> str:
@@ -249,21 +270,22 @@ def _work(connection: Connection, job: _Job) -> None:
 
 def _done(job: _Job) -> _Answer:
     try:
-        device = torch.device(job.device)
-        if device.type == "cuda":
-            device = torch.device("cuda", job.rank)
-            torch.cuda.set_device(device)
+        device = torch.device(job.devices[job.rank])
         layer = resolve(pickle.loads(job.target), job.kind)
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            init_method=f"file://{job.folder}/store",
-            rank=job.rank,
-            world_size=SIZE,
-            timeout=datetime.timedelta(seconds=job.time_limit),
-        )
+        if grouped := len(job.devices) > 1:
+            if device.type == "cuda":
+                torch.cuda.set_device(device)
+            dist.init_process_group(
+                "nccl" if device.type == "cuda" else "gloo",
+                init_method=f"file://{job.folder}/store",
+                rank=job.rank,
+                world_size=len(job.devices),
+                timeout=datetime.timedelta(seconds=job.time_limit),
+            )
         torch.manual_seed(job.seed)  # the same in all ranks, for equal weights
         job.check(Subject(layer, device, job.dtype, job.kind), job.rank)
-        dist.barrier()  # so that no rank leaves while another still needs it
+        if grouped:
+            dist.barrier()  # so that no rank leaves while another still needs it
         return _Answer(PASS)
     except Exception as error:
         return _Answer(*outcome_of(error))

@@ -16,7 +16,7 @@ from zoo.layers.registry import stock_of
 from zoo.passes import private_copy
 from zoo.verify.claims.learning import cross_entropy
 from zoo.verify.models import KIND, stock_model, twin_of_module
-from zoo.verify.outcome import Untested
+from zoo.verify.outcome import REFUSED, Broken, Refused, Untested, outcome_of
 from zoo.verify.subject import ALL, Case, Subject, evaluate, hold, measures
 
 __all__ = ["Call", "calls_of", "replayed"]
@@ -62,6 +62,7 @@ def calls_of(model: nn.Module, images: Tensor) -> list[Call]:
 def replayed(s: Subject, name: str) -> None:
     got: dict[str, Measure | None] = {}
     want: dict[str, Measure | None] = {}
+    refused: list[str] = []
     for half in (False, True):
         model, images = stock_model(name, s.device)
         with _precision(s, half):
@@ -75,9 +76,19 @@ def replayed(s: Subject, name: str) -> None:
             custom = twin_of_module(call.module, s)
             right = evaluate(exact, _case(call, torch.float64))
             with _precision(s, half):
-                got.update(measures(what, evaluate(custom, _case(call)), right))
+                try:
+                    values = evaluate(custom, _case(call))
+                except Exception as error:
+                    status, reason = outcome_of(error)
+                    if status != REFUSED:
+                        raise Broken(f"{what}: {reason}") from None
+                    refused.append(f"{what}: {reason}")
+                    continue
+                got.update(measures(what, values, right))
                 want.update(measures(what, evaluate(stock, _case(call)), right))
     hold(got, want)
+    if refused:
+        raise Refused(f"{len(refused)} calls, first {refused[0]}")
 
 
 def _case(call: Call, dtype: torch.dtype | None = None) -> Case:

@@ -61,6 +61,21 @@ def new_values(s: Subject) -> None:
     right("a new Parameter took the weight's place")
 
 
+def reused_memory(s: Subject) -> None:
+    """New tensors, none of which was ever written to, where another one lay before."""
+    custom, stock = s.pair(96, 48)
+    memory = torch.empty(64, 96, device=s.device, dtype=s.dtype)
+    got, want, exact = {}, {}, {}
+    with torch.no_grad():
+        for number in range(3):
+            memory.copy_(s.randn(64, 96))
+            x = memory.data
+            name = f"output for tensor {number} at one address"
+            got[name], want[name] = custom(x), stock(x)
+            exact[name] = nn.functional.linear(x.double(), stock.weight.double(), stock.bias.double())
+    judged(got, want, exact)
+
+
 def _owner(module: nn.Module, name: str) -> Any:
     return next(m for m in module.modules() if name in m._parameters)
 
@@ -169,6 +184,7 @@ def threads(s: Subject) -> None:
 CLAIMS = (
     Claim("determinism", "equal inputs give equal bits, forward and backward", deterministic),
     Claim("new-values", "new values at the same pointers, and new weights, give new results", new_values),
+    Claim("reused-memory", "a new tensor at an address that was used before is read anew", reused_memory),
     Claim("own-output", "results stay as they are when the layer is called again", own_output),
     Claim("inputs-untouched", "input, weights and the incoming gradient are not written to", untouched),
     Claim("global-state", "torch's global settings and random state stay as they are", global_state),

@@ -42,9 +42,11 @@ def adamw(s: Subject, name: str) -> None:
 
 def _trains_alike(s: Subject, name: str, optimizer: Optimizer) -> None:
     stock, images = small_model(name, s.device)
-    begun = time.monotonic()
-    _learnt(twin_of(stock, torch.float64), images.double(), optimizer, steps=1)
-    if (took := time.monotonic() - begun) * STEPS > BUDGET / 3:
+    begun = took = time.monotonic()
+    for _ in range(2):  # the first has things to set up
+        took = time.monotonic()
+        _learnt(twin_of(stock, torch.float64), images.double(), optimizer, steps=1)
+    if (took := time.monotonic() - took) * STEPS > BUDGET / 2:
         raise Untested(f"a step of the stock model in float64 takes {took:.1f} s; {STEPS} would take too long")
     custom = copy.deepcopy(stock)
     exact = _learnt(twin_of(stock, torch.float64), images.double(), optimizer)
