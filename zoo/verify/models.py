@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,7 @@ from zoo.bypass import weights_read_past_forward
 from zoo.layers.registry import registered, stock_of
 from zoo.preparing import make, real_inputs
 from zoo.swap import patch
-from zoo.sweep.inputs import STEP, smallest_shape
+from zoo.sweep.inputs import smallest_shape
 from zoo.verify.outcome import Untested
 from zoo.verify.subject import Subject
 from zoo.verify.target import build
@@ -37,28 +38,39 @@ class Swap:
 
 
 def stock_model(name: str, device: torch.device) -> tuple[nn.Module, Tensor]:
-    """A stock model with fresh weights, the same at each call, and real images for it (N, C, H, W)."""
-    model = make(name, {}, device=device)
+    """A stock model in training mode, and real images for it (N, C, H, W).
+
+    Its fresh weights depend on torch's seed, which stays what it is: another call gives the same.
+    """
+    model = _made(name, {}, device)
     return model, real_inputs(name, model).to(device)
 
 
 def small_model(name: str, device: torch.device) -> tuple[nn.Module, Tensor]:
     """As :func:`stock_model`, for smaller images where the model takes or can be built for them."""
     model, images = stock_model(name, device)
-    side = images.shape[-1]
-    if getattr(model, "in_features", None) is not None or side <= LEAST_SIDE:
+    if getattr(model, "in_features", None) is not None or images.shape[-1] <= LEAST_SIDE:
         return model, images
+    side = LEAST_SIDE
     if (getattr(model, "pretrained_cfg", None) or {}).get("fixed_input_size"):
         try:
-            model = make(name, {"img_size": LEAST_SIDE}, device=device)
+            model = _made(name, {"img_size": side}, device)
         except Exception:  # libraries refuse an option in many ways
             return model, images
-        least = LEAST_SIDE
     else:
-        least = max(LEAST_SIDE, smallest_shape(model.eval(), tuple(images.shape[1:]))[-1])
-    small = F.interpolate(images, (least, least), mode="area")
-    # to four images, for the sake of BatchNorm
-    return model.train(), torch.cat([small, small.flip(-1)]) if least % STEP == 0 and len(small) < 4 else small
+        side = max(side, smallest_shape(model.eval(), tuple(images.shape[1:]))[-1])
+    small = F.interpolate(images, (side, side), mode="area")
+    return model.train(), torch.cat([small, small.flip(-1)])  # twice as many, for the sake of BatchNorm
+
+
+def _made(name: str, options: dict[str, Any], device: torch.device) -> nn.Module:
+    generator = torch.Generator().manual_seed(torch.initial_seed())
+    with torch.random.fork_rng(devices=[]):
+        model = make(name, options, device=device)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1 + 0.1 * torch.randn(parameter.shape, generator=generator).to(parameter))
+    return model
 
 
 @contextlib.contextmanager

@@ -283,7 +283,7 @@ def _done(job: _Job) -> _Answer:
                 timeout=datetime.timedelta(seconds=job.time_limit),
             )
         torch.manual_seed(job.seed)  # the same in all ranks, for equal weights
-        job.check(Subject(layer, device, job.dtype, job.kind), job.rank)
+        job.check(Subject(layer, device, job.dtype, kind=job.kind), job.rank)
         if grouped:
             dist.barrier()  # so that no rank leaves while another still needs it
         return _Answer(PASS)

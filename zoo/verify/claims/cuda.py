@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -102,7 +103,7 @@ def graph(s: Subject) -> None:
     except RuntimeError as error:
         raise Untested(f"the stock layer itself cannot be captured: {error}") from None
     captured, outputs = _captured(custom, x, case.cotangent)
-    weights = {name: dict(custom.named_parameters())[name] for name in ("weight", "bias")}
+    weights = {name.rpartition(".")[2]: parameter for name, parameter in custom.named_parameters()}
     for replay in range(3):
         new = _case(s)
         with torch.no_grad():
@@ -181,7 +182,7 @@ def current_device(s: Subject) -> None:
     other = _other(s)
     home = torch.device("cuda", s.device.index or 0)
     for where, current in ((home, other), (other, home)):
-        t = Subject(s.layer, where, s.dtype, s.kind)
+        t = replace(s, device=where)
         custom, stock = t.pair(512, 256)
         case = _case(t)
         with torch.cuda.device(current):
