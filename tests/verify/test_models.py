@@ -14,11 +14,13 @@ from support import honest
 from support.model_saboteurs import IN_MODELS, FallsBack, two_of_four, untransposed_if_square
 from zoo.layers import Linear, list_layers
 from zoo.layers.registry import registered
+from zoo.parity import RESAMPLES
+from zoo.verify.claims import learning
 from zoo.verify.claims.captured import calls_of
 from zoo.verify.claims.models import claims_of, named
 from zoo.verify.models import small_model, stock_model, swapped
 from zoo.verify.outcome import FAIL, PASS, UNTESTED, Untested
-from zoo.verify.running import judge_claim
+from zoo.verify.running import claim_named, judge_claim
 from zoo.verify.subject import Subject
 
 CPU = torch.device("cpu")
@@ -62,12 +64,11 @@ def test_what_is_wrong_is_named() -> None:
 
 
 def wrong_behind_gelu(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return F.linear(input, weight, bias) * (1.001 if input.shape[-1] == 768 else 1.0)
+    return F.linear(input, weight, bias) * (1.001 if input.shape[-1] == 192 else 1.0)
 
 
 def test_the_first_module_that_parts_is_named_in_a_transformer() -> None:
-    claim = named("model-outputs@timm/vit_tiny_patch16_224")
-    assert claim is not None
+    claim = claim_named("model-outputs@timm/test_vit")
     assert "the first layer to part is blocks.0.mlp.fc2: error" in judge_claim(claim, Subject(wrong_behind_gelu)).reason
 
 
@@ -126,3 +127,42 @@ def test_models_of_a_run() -> None:
         zoo.verify(Linear, models="mlpp", isolate=False)
     with pytest.raises(ValueError, match="no claim matches 'model-runs@resnet18'"):
         zoo.verify(Linear, models="mlp", claims="model-runs@resnet18", isolate=False)
+
+
+def test_a_model_that_is_too_slow_to_train_is_untested(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learning, "BUDGET", 0.0)
+    found = judge_claim(claim_named("model-sgd@mlp"), Subject(Linear))
+    assert found.status == UNTESTED and "20 would take too long" in found.reason
+
+
+def off_by_a_rounding(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return F.linear(input, weight, bias) * (1 + 1e-5)
+
+
+def test_training_excuses_rounding_and_no_more() -> None:
+    found = judge_claim(claim_named("model-sgd@mlp"), Subject(off_by_a_rounding))
+    assert found.status == FAIL and "after 20 steps, losses: error" in found.reason
+    exact, images = small_model("mlp", CPU)
+    moved = list(learning._moved(exact, images))
+    assert len(moved) == RESAMPLES
+    for model, other in moved:
+        for a, b in ((images, other), (exact[0].weight, model[0].weight)):  # type: ignore[index]
+            assert not torch.equal(a, b)
+            torch.testing.assert_close(a, b, rtol=1.3e-7, atol=0)
+
+
+def test_models_differ_by_the_seed_alone() -> None:
+    def weights(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        first, again = (stock_model("mlp", CPU)[0].state_dict() for _ in range(2))
+        assert torch.equal(torch.get_rng_state(), before)
+        assert all(torch.equal(first[name], again[name]) for name in first)
+        return first["0.weight"]
+
+    assert torch.equal(weights(1), weights(1)) and not torch.equal(weights(1), weights(2))
+
+
+def test_top1_says_where_trained_weights_are() -> None:
+    found = judge_claim(claim_named("model-top-1@resnet18"), Subject(Linear))
+    assert found.status == UNTESTED and "there are of mlp, and of timm/tf_efficientnet_lite0" in found.reason

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import zoo
 from support import honest
 from support.process_saboteurs import IN_RANKS, ends_in_rank_1, hangs_in_rank_0
 from zoo.layers import Linear
@@ -67,6 +68,11 @@ def test_a_rank_that_hangs_costs_the_claim_alone(monkeypatch: pytest.MonkeyPatch
     assert found.status == FAIL and "not done after 4 s" in found.reason
     monkeypatch.undo()
     assert verdict(honest.addmm, "ddp-no-sync").status == PASS
+
+
+def test_from_within_a_worker() -> None:
+    report = zoo.verify("support.honest:addmm", claims="ddp-unused", models=())
+    assert [v.status for v in report.verdicts] == [PASS, PASS], report
 
 
 def test_a_layer_that_no_process_finds_is_untested() -> None:

@@ -190,7 +190,7 @@ def serve(descriptor: int) -> None:
 
 
 def _judged(job: _Job) -> tuple[str, str]:
-    with tempfile.TemporaryDirectory(prefix="zoo-ranks-") as folder:
+    with tempfile.TemporaryDirectory(prefix="zoo-ranks-", dir=os.environ.get("ZOO_WORKER_FOLDER")) as folder:
         job = replace(job, folder=folder)
         return _verdict(_answers(job), job)
 
