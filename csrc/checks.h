@@ -70,6 +70,10 @@ inline std::string device_of(const Tensor& t) {
   return "another device";
 }
 
+inline bool has_two_bytes(const Tensor& t) {
+  return t.scalar_type() == ScalarType::Half || t.scalar_type() == ScalarType::BFloat16;
+}
+
 inline void check_dtype(const char* op, const Tensor& t, const char* name) {
   const auto type = t.scalar_type();
   ZOO_CHECK(
@@ -117,6 +121,20 @@ inline void check_linear(
       input.size(input.dim() - 1) == weight.size(1), op, ": input's last size must be ", weight_name,
       "'s in_features (", weight.size(1), "), got input ", shape_of(input), " and ", weight_name, " ",
       shape_of(weight));
+}
+
+// A layer's parameters in float32, to be cast to the dtype of its input, which is a 2-byte one.
+inline void check_cast(
+    const char* op, const Tensor& input, const Tensor& parameter, const char* name) {
+  ZOO_CHECK(
+      has_two_bytes(input), op, ": input must be float16 or bfloat16, got ",
+      torch::headeronly::toString(input.scalar_type()));
+  ZOO_CHECK(
+      parameter.scalar_type() == ScalarType::Float, op, ": ", name, " must be float32, got ",
+      torch::headeronly::toString(parameter.scalar_type()));
+  ZOO_CHECK(
+      input.device() == parameter.device(), op, ": ", name, " must be on the device of input (", device_of(input),
+      "), got ", device_of(parameter), "; move one of them");
 }
 
 // grad (*, N) against weight (N, K)
@@ -253,6 +271,37 @@ inline Tensor reinterpret(const Tensor& t, const Sizes& sizes, const Sizes& stri
   TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(
       t.get(), static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), 0, &handle));
   return Tensor(handle);
+}
+
+// An uninitialised row-major tensor on t's device. By the shim too.
+inline Tensor empty(const Tensor& t, const Sizes& sizes, int32_t dtype) {
+  Sizes strides(sizes.size());
+  int64_t step = 1;
+  for (size_t i = sizes.size(); i-- > 0; step *= sizes[i] > 1 ? sizes[i] : 1) strides[i] = step;
+  int32_t type = 0, index = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(t.get(), &type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(t.get(), &index));
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), dtype, type, index, &handle));
+  return Tensor(handle);
+}
+
+// Of t's dtype.
+inline Tensor empty(const Tensor& t, const Sizes& sizes) {
+  int32_t dtype = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t.get(), &dtype));
+  return empty(t, sizes, dtype);
+}
+
+// t in row-major order: itself where it is, which costs nothing to see, else a copy.
+inline Tensor dense(const Tensor& t) {
+  int64_t step = 1;
+  for (int64_t i = t.dim() - 1; i >= 0; --i) {
+    if (t.size(i) != 1 && t.stride(i) != step) return torch::stable::contiguous(t);
+    step *= t.size(i);
+  }
+  return t;
 }
 
 // (*, last) as (rows, last): a view where the strides allow it, else a copy.

@@ -21,17 +21,21 @@ int bytes_of(Type type) {
 }
 
 // A tile shape of the wgmma kernels. `alone`: each of two warpgroups has a tile of its own, and the epilogue of one runs
-// under the products of the other; else the warpgroups share a tile.
+// under the products of the other; else the warpgroups share a tile. `raw`: float32 a is split in their registers.
 struct Shape {
   int config, m, n;
   bool alone;
   double rate;  // products of 2-byte types on one processor, in MFLOP a microsecond
+  bool raw = false;
 };
 
 constexpr Shape kWgmma[] = {{0, 128, 128, true, 5.2}, {1, 128, 192, true, 5.64}, {2, 128, 256, false, 6.0},
                             {4, 64, 64, true, 2.2},   {5, 256, 128, false, 6.0}};
 constexpr Shape kSplit[] = {
-    {0, 128, 128, false, 6.18}, {1, 128, 192, false, 6.36}, {3, 128, 64, false, 5.0}, {6, 192, 128, false, 6.18}};
+    {0, 128, 128, false, 6.18},      {1, 128, 192, false, 6.36},      {3, 128, 64, false, 5.0},
+    {6, 192, 128, false, 6.18},      {8, 128, 192, false, 5.91, true}, {9, 128, 128, false, 5.75, true},
+    {10, 256, 96, false, 5.6, true}, {11, 128, 96, false, 5.4, true},
+    {12, 128, 96, true, 4.2, true}};
 
 // Epilogue of one element by one warpgroup, in nanoseconds, by activation.
 constexpr double kEpilogue[] = {0.28, 0.30, 0.52, 0.45, 0.45};
@@ -45,7 +49,8 @@ constexpr double kPieces = 0.2e-3;      // microseconds an element of a spread t
 // The model's time of a product by the tiles of one shape; `spread` is set to the better of both ways.
 double tiles_time(const Query& q, const Shape& s, int products, int* spread) {
   const double tiles = static_cast<double>(divided_up(q.M, s.m)) * divided_up(q.N, s.n);
-  const double k = 64.0 * divided_up(q.K, 64);
+  const int64_t step = s.raw ? 32 : 64;
+  const double k = static_cast<double>(step * divided_up(q.K, step));
   // three products a step of K do not cover the way of the stages as six do
   // and fp16's products draw more power: the chip clocks lower
   const double rate = products == 3 ? 0.75 * s.rate : q.type == Type::f16 ? 0.94 * s.rate : s.rate;
@@ -278,16 +283,24 @@ Candidate by_tiles(const Query& q, Kernel kernel, const Forced& forced) {
   }
   if (c.why_not) return c;
   const int products = kernel == Kernel::split6 ? 6 : kernel == Kernel::split3 ? 3 : 1;
+  const char* no_raw = q.a_in_planes ? "takes no planes of a, which are there"
+                       : tma_reads(q.a, q.M, q.K, q.type) && (q.a.k_major() || q.b.mn_major())
+                           ? nullptr
+                           : "splits a in rows of whole 16 bytes, along M only with b along N";
   bool first = true;
   auto consider = [&](const Shape& s) {
     if (forced.config >= 0 && forced.config != s.config) return;
+    if (s.raw && (c.why_not = no_raw)) return;
     int spread = 0;
-    const double time = tiles_time(q, s, products, &spread);
+    double time = kLaunch + std::max(tiles_time(q, s, products, &spread), traffic(q));
+    // the pass that makes planes
+    if (f32) time += kLaunch + static_cast<double>((s.raw ? 0 : q.M) + q.N) * q.K * 10 / kBandwidth;
     if (forced.spread >= 0) spread = forced.spread;
     if (!first && time >= c.choice.microseconds) return;
     first = false;
     c.choice.config = s.config;
     c.choice.spread = spread;
+    c.choice.raw_a = s.raw;
     c.choice.tile = s.m * s.n;
     c.choice.microseconds = time;
   };
@@ -303,14 +316,13 @@ Candidate by_tiles(const Query& q, Kernel kernel, const Forced& forced) {
     }
   }
   if (first) {
-    c.why_not = "it has no such tile shape for this type";
+    if (!c.why_not) c.why_not = "it has no such tile shape for this type";
     return c;
   }
-  c.choice.microseconds = kLaunch + std::max(c.choice.microseconds, traffic(q));
+  c.why_not = nullptr;
   if (f32) {
     c.choice.pack_a = !q.a.k_major() && !q.a.mn_major();
     c.choice.pack_b = !q.b.k_major() && !q.b.mn_major();
-    c.choice.microseconds += kLaunch + static_cast<double>(q.M + q.N) * q.K * 10 / kBandwidth;
   } else {
     c.choice.pack_a = !tma_reads(q.a, q.M, q.K, q.type);
     c.choice.pack_b = !tma_reads(q.b, q.N, q.K, q.type);
@@ -350,7 +362,8 @@ std::string words(const Choice& c) {
       } else {
         for (const Shape& s : kSplit) if (s.config == c.config) shape = &s;
       }
-      snprintf(text, sizeof text, "%dx%d tiles%s%s%s", shape->m, shape->n, shape->alone ? ", one a warpgroup" : "",
+      snprintf(text, sizeof text, "%dx%d tiles%s%s%s%s", shape->m, shape->n, shape->alone ? ", one a warpgroup" : "",
+               c.raw_a ? ", a split in registers" : "",
                c.spread ? ", the last round spread along K" : "",
                c.pack_a && c.pack_b ? ", both operands copied first" : c.pack_a ? ", a copied first"
                : c.pack_b ? ", b copied first" : "");
@@ -373,6 +386,15 @@ const char* name_of(Kernel kernel) {
     case Kernel::split6: return "split6";
   }
   return "";
+}
+
+bool forces_raw(const char* text) {
+  const Forced forced = parse(text);
+  if (!forced.kernel || *forced.kernel != Kernel::split6) return false;
+  for (const Shape& s : kSplit) {
+    if (s.config == forced.config) return s.raw;
+  }
+  return false;
 }
 
 Together choose_together(

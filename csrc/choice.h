@@ -16,7 +16,8 @@ enum class Precision { highest, high, medium };
 
 // tiled: any product. gemv: up to eight rows. cublas: aten's product, then bias and activation. mma: 2-byte types by
 // mma.sync. small: few tiles, any strides, a cluster of blocks shares K. wgmma: TMA and wgmma on 2-byte types.
-// split3, split6: the same on float32, an operand as two or three bf16 planes and three or six products of planes.
+// split3, split6: the same on float32, an operand as two or three bf16 planes and three or six products of planes; the
+// planes lie in memory, or split6 makes those of a in registers.
 enum class Kernel { tiled, gemv, cublas, mma, small, wgmma, split3, split6 };
 constexpr int kKernels = 8;
 const char* name_of(Kernel kernel);
@@ -41,6 +42,7 @@ struct Query {
   int capability;  // 90 for 9.0
   int processors;  // streaming multiprocessors
   bool hopper;     // this build has code for sm_90a
+  bool a_in_planes = false;  // another product has bf16 planes of a made, and they are taken
 };
 
 // A kernel with its configuration: the tile; of tiles beyond whole rounds of all processors, whether they are spread over
@@ -52,6 +54,7 @@ struct Choice {
   int slices = 1;
   int tile = 0;  // elements
   bool pack_a = false, pack_b = false;
+  bool raw_a = false;  // split6: no planes of a in memory
   double microseconds = 0;  // by the model
 };
 
@@ -70,6 +73,9 @@ struct Trace {
 // std::runtime_error where it is unknown or cannot compute this product. The trace costs host time; without it nothing is
 // allocated.
 Choice choose(const Query& query, const char* forced, Trace* trace);
+
+// Whether `forced` names a tile shape of split6 that splits a in registers.
+bool forces_raw(const char* forced);
 
 // A backward pass's two products in one launch of `small`, with db and the activation's derivative.
 struct Together {

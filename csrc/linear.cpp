@@ -23,26 +23,8 @@ Tensor aten(const char* name, const char* overload, const Args&... args) {
   return to<Tensor>(stack[0]);
 }
 
-// What every operator returns: a tensor of its own, in row-major order, whatever the strides of its arguments.
-Tensor dense(const Tensor& t) {
-  return torch::stable::contiguous(t);
-}
-
 Tensor transposed(const Tensor& matrix) {
   return reinterpret(matrix, {matrix.size(1), matrix.size(0)}, {matrix.stride(1), matrix.stride(0)});
-}
-
-// An uninitialised row-major tensor of t's dtype.
-Tensor empty(const Tensor& t, const Sizes& sizes) {
-  Sizes strides(sizes.size());
-  int64_t step = 1;
-  for (size_t i = sizes.size(); i-- > 0; step *= sizes[i] > 1 ? sizes[i] : 1) strides[i] = step;
-  int32_t dtype = 0;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t.get(), &dtype));
-  AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
-      static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), dtype, aoti_torch_device_type_cpu(), 0, &handle));
-  return Tensor(handle);
 }
 
 // a b, and a bias added to each row, in a new tensor of `sizes`. aten's kernels by their direct door, without the
@@ -82,7 +64,7 @@ std::tuple<Tensor, Tensor> linear_activation(
   const Tensor z = linear(input, weight, bias);
   const bool keep = save && needs_preactivation(act);
   const Tensor y = activate(z, act, keep);
-  return {y, keep ? z : torch::stable::new_empty(y, Sizes{0})};
+  return {y, keep ? z : empty(y, Sizes{0})};
 }
 
 Tensor linear_input_grad(const Tensor& grad, const Tensor& weight) {
@@ -119,13 +101,27 @@ Tensor activation_grad(const Tensor& grad, const Tensor& saved, const std::strin
 std::tuple<Tensor, Tensor, Tensor> linear_backward(
     const Tensor& grad, const std::optional<Tensor>& saved, const std::optional<Tensor>& input,
     const std::optional<Tensor>& weight, const std::string& activation, bool input_grad, bool weight_grad,
-    bool bias_grad) {
+    bool bias_grad, bool wide) {
   const Activation act = parse_activation(activation);
   check_backward("zoo::linear_backward", grad, saved, input, weight, act, input_grad, weight_grad);
   const Tensor g = act == Activation::none ? grad : activation_grad(grad, *saved, activation);
   const auto none = [&] { return empty(grad, Sizes{0}); };
-  return {input_grad ? linear_input_grad(g, *weight) : none(), weight_grad ? linear_weight_grad(g, *input) : none(),
-          bias_grad ? linear_bias_grad(g) : none()};
+  const auto widened = [&](const Tensor& t) {
+    return wide && has_two_bytes(grad) ? torch::stable::to(t, ScalarType::Float) : t;
+  };
+  return {input_grad ? linear_input_grad(g, *weight) : none(),
+          weight_grad ? widened(linear_weight_grad(g, *input)) : none(),
+          bias_grad ? widened(linear_bias_grad(g)) : none()};
+}
+
+// The parameters as they are multiplied.
+std::vector<Tensor> lowered(const Tensor& input, const std::vector<const Tensor*>& parameters) {
+  std::vector<Tensor> all;
+  for (const Tensor* p : parameters) {
+    all.push_back(empty(input, sizes_of(*p)));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(all.back().get(), p->get(), 0));
+  }
+  return all;
 }
 
 Tensor matmul(const Tensor& a, const Tensor& b) {
@@ -145,13 +141,18 @@ STABLE_TORCH_LIBRARY(zoo, m) {
   m.def("activation_grad(Tensor grad, Tensor saved, str activation) -> Tensor");
   m.def(
       "linear_backward(Tensor grad, Tensor? saved, Tensor? input, Tensor? weight, str activation, bool input_grad, "
-      "bool weight_grad, bool bias_grad) -> (Tensor, Tensor, Tensor)");
+      "bool weight_grad, bool bias_grad, bool wide=False) -> (Tensor, Tensor, Tensor)");
+  m.def(
+      "linear_cast(Tensor input, Tensor weight, Tensor? bias, str activation, bool save) -> (Tensor, Tensor, Tensor)");
   m.def(
       "mlp(Tensor input, Tensor weight1, Tensor? bias1, Tensor weight2, Tensor? bias2, str activation, bool save) -> "
       "(Tensor, Tensor, Tensor)");
   m.def(
       "mlp_backward(Tensor grad, Tensor? hidden, Tensor? saved, Tensor? input, Tensor? weight1, Tensor? weight2, "
-      "str activation, bool input_grad, bool weight1_grad, bool bias1_grad, bool weight2_grad, bool bias2_grad) -> "
+      "str activation, bool input_grad, bool weight1_grad, bool bias1_grad, bool weight2_grad, bool bias2_grad, "
+      "bool wide=False) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "mlp_cast(Tensor input, Tensor weight1, Tensor? bias1, Tensor weight2, Tensor? bias2, str activation, bool save) -> "
       "(Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def("matmul(Tensor a, Tensor b) -> Tensor");
 }
@@ -163,6 +164,8 @@ STABLE_TORCH_LIBRARY_IMPL(zoo, CPU, m) {
   m.impl("linear_weight_grad", TORCH_BOX(&zoo::cpu::linear_weight_grad));
   m.impl("linear_bias_grad", TORCH_BOX(&zoo::cpu::linear_bias_grad));
   m.impl("activation_grad", TORCH_BOX(&zoo::cpu::activation_grad));
+  m.impl("linear_cast", TORCH_BOX((&zoo::linear_cast<&zoo::cpu::lowered, &zoo::cpu::linear_activation>)));
+  m.impl("mlp_cast", TORCH_BOX((&zoo::mlp_cast<&zoo::cpu::lowered, &zoo::cpu::linear, &zoo::cpu::linear_activation>)));
   m.impl("linear_backward", TORCH_BOX(&zoo::cpu::linear_backward));
   m.impl("mlp", TORCH_BOX((&zoo::mlp<&zoo::cpu::linear, &zoo::cpu::linear_activation>)));
   m.impl("mlp_backward", TORCH_BOX(&zoo::mlp_backward<&zoo::cpu::linear_backward>));

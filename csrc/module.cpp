@@ -86,6 +86,7 @@ PyObject* choose_together(PyObject*, PyObject* args) {
   zoo::Query dx = dw;
   dx.M = M, dx.N = K, dx.K = N;
   dx.a = {N, 1, true}, dx.b = {1, K, true};
+  dw.a_in_planes = dx.a_in_planes = true;
   try {
     const double apart = zoo::choose(dw, forced, nullptr).microseconds + zoo::choose(dx, forced, nullptr).microseconds;
     const zoo::Together t = zoo::choose_together(dw, dx, act, bias != 0, apart, forced);

@@ -74,4 +74,13 @@ void column_sum(const Matrix& grad, int64_t M, int64_t N, void* sums, void* work
 void activation_grad(
     const void* grad, const void* saved, void* out, int64_t count, Act act, Type type, void* stream);
 
+// Dense arrays of `count` elements from float32 to a 2-byte type or back.
+struct Cast {
+  const void* from;
+  void* to;
+  int64_t count;
+};
+constexpr int kMostCasts = 4;
+void cast(const Cast* jobs, int count, Type from, Type to, void* stream);
+
 }  // namespace zoo::cuda

@@ -41,7 +41,7 @@ bool aligned(const void* p) {
 }
 
 Tensor bytes(const Tensor& like, int64_t count) {
-  return torch::stable::new_empty(like, Sizes{count}, ScalarType::Byte);
+  return empty(like, Sizes{count}, aoti_torch_dtype_uint8());
 }
 
 int64_t element_bytes(Type type) {
@@ -107,10 +107,20 @@ sm90::Operand operand(const Side& side, const sm90::Planes& p) {
   return o;
 }
 
-// A product by tiles, with what it needs on its way. Planes of `a` that are there already are taken as they are.
+// float32 that the kernel splits itself.
+sm90::Operand raw_operand(const Side& side) {
+  sm90::Operand o = operand(side.layout, side.data);
+  o.source = static_cast<const float*>(side.data);
+  o.source_row = side.layout.outer;
+  o.source_k = side.layout.k;
+  return o;
+}
+
+// A product by tiles, with what it needs on its way. Planes of `a` that are there already are taken as they are; those of `b`
+// as well, and then y is (N, M).
 void run_tiles(
     const Product& p, Type type, const Choice& c, const Query& q, const Tensor& like, const Launch& launch,
-    const sm90::Operand* a_planes = nullptr) {
+    const sm90::Operand* a_planes = nullptr, const sm90::Operand* b_planes = nullptr) {
   Side a{q.a, p.a.data, p.M}, b{q.b, p.b.data, p.N};
   std::optional<Packed> a_copy, b_copy;
   if (c.pack_a && !a_planes) {
@@ -127,10 +137,12 @@ void run_tiles(
   problem.K = static_cast<int32_t>(p.K);
   problem.type = type;
   problem.planes = c.kernel == Kernel::split6 ? 3 : c.kernel == Kernel::split3 ? 2 : 1;
+  problem.raw_a = c.raw_a;
   problem.bias = p.bias;
   problem.y = p.y;
   problem.z = p.z;
-  problem.ld = p.N;
+  problem.turned = b_planes != nullptr;
+  problem.ld = problem.turned ? p.M : p.N;
   problem.act = p.act;
   problem.config = c.config;
   problem.spread = c.spread;
@@ -141,16 +153,18 @@ void run_tiles(
     problem.b = operand(b.layout, b.data);
   } else {
     sm90::Planes jobs[2];
-    Side* sides[2] = {&b, &a};
-    const int count = a_planes ? 1 : 2;
+    Side* sides[2];
+    int count = 0;
+    if (!b_planes) sides[count++] = &b;
+    if (!a_planes && !c.raw_a) sides[count++] = &a;
     int64_t size = 0, flags = 0;
     for (int i = 0; i < count; ++i) {
       jobs[i] = planes(*sides[i], p.K, problem.planes);
       size += plane_bytes(jobs[i]);
       flags += sm90::split_blocks(jobs[i].rows, jobs[i].cols);
     }
-    memory = bytes(like, size + 4 * flags);
-    char* at = static_cast<char*>(memory->mutable_data_ptr());
+    if (count > 0) memory = bytes(like, size + 4 * flags);
+    char* at = count > 0 ? static_cast<char*>(memory->mutable_data_ptr()) : nullptr;
     int32_t* flag = reinterpret_cast<int32_t*>(at + size);
     for (int i = 0; i < count; ++i) {
       jobs[i].planes = at;
@@ -158,9 +172,9 @@ void run_tiles(
       at += plane_bytes(jobs[i]);
       flag += sm90::split_blocks(jobs[i].rows, jobs[i].cols);
     }
-    sm90::split(jobs[0], count > 1 ? jobs[1] : sm90::Planes{}, launch.stream);
-    problem.a = a_planes ? *a_planes : operand(a, jobs[1]);
-    problem.b = operand(b, jobs[0]);
+    if (count > 0) sm90::split(jobs[0], count > 1 ? jobs[1] : sm90::Planes{}, launch.stream);
+    problem.a = a_planes ? *a_planes : c.raw_a ? raw_operand(a) : operand(a, jobs[1]);
+    problem.b = b_planes ? *b_planes : operand(b, jobs[0]);
   }
   if (c.spread) {
     problem.workspace_bytes = sm90::arrival_bytes() + int64_t{2} * q.processors * c.tile * 4;
@@ -330,8 +344,10 @@ bool run_backward(const Backward& b, const Tensor& like, const Launch& launch) {
   dw.y = b.weight_grad;
   dx.a = {b.grad.data, 0, ld, b.grad.col_stride};
   dw.a = {b.grad.data, 0, b.grad.col_stride, ld};
-  const Query dx_query = query_of(dx, type, launch), dw_query = query_of(dw, type, launch);
-  if (dx_query.capability != 90 || !dx_query.hopper) return false;
+  Query dx_query = query_of(dx, type, launch), dw_query = query_of(dw, type, launch);
+  dw_query.a_in_planes = true;  // one pass makes planes of dY, with db
+  dx_query.a_in_planes = b.weight_grad != nullptr;
+  if (dx_query.capability != 90 || !dx_query.hopper || forces_raw(std::getenv("ZOO_LINEAR_KERNEL"))) return false;
   const Choice dx_choice = b.input_grad ? choice_of(dx_query) : Choice{};
   const Choice dw_choice = b.weight_grad ? choice_of(dw_query) : Choice{};
   const bool f32 = type == Type::f32, whole = whole_rows(b);
@@ -345,8 +361,17 @@ bool run_backward(const Backward& b, const Tensor& like, const Launch& launch) {
     }
   }
   if (!whole) return false;
-  const auto takes_planes = [](const Choice& c) { return by_planes(c) && !c.pack_a; };
-  if (f32 && ((b.input_grad && !takes_planes(dx_choice)) || (b.weight_grad && !takes_planes(dw_choice)) ||
+  const auto takes_planes = [](const Choice& c) { return by_planes(c) && !c.pack_a && !c.raw_a; };
+  // dW turned: x is split in registers, and dY's planes are the other operand
+  Product turned{};
+  turned.batch = 1, turned.M = b.K, turned.N = b.N, turned.K = b.M;
+  turned.a = {b.input.data, 0, b.input.col_stride, b.input.row_stride};
+  turned.b = {b.grad.data, 0, ld, b.grad.col_stride};
+  turned.y = b.weight_grad;
+  const Query turned_query = query_of(turned, type, launch);
+  const Choice turned_choice = f32 && b.weight_grad ? choice_of(turned_query) : Choice{};
+  const bool turn = turned_choice.raw_a && turned_query.a.mn_major() && turned_choice.microseconds < dw_choice.microseconds;
+  if (f32 && ((b.input_grad && !takes_planes(dx_choice)) || (b.weight_grad && !turn && !takes_planes(dw_choice)) ||
               !(b.input_grad || b.weight_grad))) {
     return false;
   }
@@ -360,7 +385,7 @@ bool run_backward(const Backward& b, const Tensor& like, const Launch& launch) {
     p.rows = pass.M;
     p.cols = pass.N;
     const auto three = [](const Choice& c) { return c.kernel == Kernel::split6; };
-    p.count = (b.input_grad && three(dx_choice)) || (b.weight_grad && three(dw_choice)) ? 3 : 2;
+    p.count = (b.input_grad && three(dx_choice)) || (b.weight_grad && (turn || three(dw_choice))) ? 3 : 2;
     p.planes_ld = b.N;
     p.plane = b.M * b.N;
     out = bytes(like, plane_bytes(p) + 4 * sm90::gradient_flags(pass.M, pass.N));
@@ -402,7 +427,8 @@ bool run_backward(const Backward& b, const Tensor& like, const Launch& launch) {
   }
   if (b.weight_grad) {
     a.mn = true, a.source_row = 1, a.source_k = ld;
-    run_tiles(dw, type, dw_choice, dw_query, like, launch, &a);
+    if (turn) run_tiles(turned, type, turned_choice, turned_query, like, launch, nullptr, &a);
+    else run_tiles(dw, type, dw_choice, dw_query, like, launch, &a);
   }
   return true;
 }

@@ -29,6 +29,23 @@ def hopper():
     del os.environ["ZOO_LINEAR_KERNEL"]
 
 
+def raw():
+    """A split in registers: each product on tiles that are cut off, dW turned, an infinity that is computed again."""
+    for kernel in ("split6:8:0", "split6:9:1", "split6:10:1", "split6:11:0", "split6:12:1"):
+        os.environ["ZOO_LINEAR_KERNEL"] = kernel
+        for m, k, n in ((200, 200, 328), (300, 36, 100)):
+            x, w, b = (torch.randn(*s, device="cuda") for s in ((m, k), (n, k), (n,)))
+            y, _ = torch.ops.zoo.linear_activation(x, w, b, "gelu", True)
+            ops.linear_input_grad(y, w)
+            ops.linear_weight_grad(y, x)
+            x[m // 2, k // 2] = torch.inf
+            ops.linear(x, w)
+    os.environ["ZOO_LINEAR_KERNEL"] = "split6"
+    x, z, g = torch.randn(400, 9000, device="cuda"), *torch.randn(2, 400, 72, device="cuda")
+    torch.ops.zoo.linear_backward(g, z, x, None, "gelu", False, True, True)
+    del os.environ["ZOO_LINEAR_KERNEL"]
+
+
 def few_rows():
     """Rows and columns that fill no block, and gradients whose N blocks share."""
     os.environ["ZOO_LINEAR_KERNEL"] = "gemv"
@@ -57,6 +74,7 @@ def main():
     few_rows()
     if torch.cuda.get_device_capability() == (9, 0):
         hopper()
+        raw()
     torch.cuda.synchronize()
     print("done")
 

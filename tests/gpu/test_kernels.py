@@ -24,6 +24,7 @@ LIMITS = {torch.float64: 1e-14, torch.float32: 2.5e-7, torch.float16: 6e-4, torc
 BF16 = [f"wgmma:{config}:{spread}" for config in (0, 1, 2, 4, 5) for spread in (0, 1)]
 F16 = [f"wgmma:{config}:{spread}" for config in (0, 1) for spread in (0, 1)]
 SPLIT = [f"split6:{config}:{spread}" for config in (0, 1, 3, 6) for spread in (0, 1)]
+RAW = [f"split6:{config}:{spread}" for config in (8, 9, 10, 11, 12) for spread in (0, 1)]  # A split in registers
 SMALL = ["small", *(f"small:{blocks}" for blocks in (1, 2, 4, 8))]
 FORCED = [
     *((kernel, torch.bfloat16) for kernel in [*BF16, *SMALL, "mma", "cublas"]),
@@ -90,6 +91,108 @@ def test_forward_and_gradients(force, kernel, dtype):
         again = torch.ops.zoo.linear_activation(x, w, b, activation, True)
         assert torch.equal(again[0], y) and torch.equal(again[1], saved), f"{what}: another run gives other bits"
         assert torch.equal(ops.linear_weight_grad(g, x), ops.linear_weight_grad(g, x)), f"{what}: dW differs"
+
+
+@pytest.mark.parametrize("kernel", RAW)
+def test_a_split_in_registers(force, kernel):
+    """All three products: no size fills a tile, more tiles than blocks, rows that lie apart."""
+    force(kernel)
+    limit = LIMITS[torch.float32]
+    names = list(ACTIVATIONS)
+    shapes = [s for s in SHAPES if s[1] % 4 == 0]
+    shapes += [(513, 4, 97), (333, 36, 96), (65, 132, 288), (40000, 96, 100), (256, 4096, 96), (300, 32, 2)]
+    for number, (m, k, n) in enumerate(shapes):
+        x, w, b = normal(m, k), normal(n, k, scale=k**-0.5), normal(n)
+        activation = names[number % len(names)]
+        what = f"{kernel} {(m, k, n)} {activation}"
+        z = F.linear(x.double(), w.double(), b.double())
+        y, saved = torch.ops.zoo.linear_activation(x, w, b, activation, True)
+        check(y, ACTIVATIONS[activation](z), limit, what)
+        if saved.numel():
+            check(saved, z, limit, f"{what}: before the activation")
+        check(ops.linear(x, w), z - b.double(), limit, f"{what}: without bias")
+        assert torch.equal(torch.ops.zoo.linear_activation(x, w, b, activation, True)[0], y), f"{what}: other bits"
+        g = normal(m, n)
+        if n % 4 == 0:
+            check(ops.linear_input_grad(g, w), g.double() @ w.double(), limit, f"{what}: dX")
+            check(ops.linear_weight_grad(g, x), g.double().t() @ x.double(), limit, f"{what}: dW")
+            assert torch.equal(ops.linear_weight_grad(g, x), ops.linear_weight_grad(g, x)), f"{what}: dW differs"
+            got = torch.ops.zoo.linear_backward(g, None, x, w, "none", True, True, False)
+            check(got[0], g.double() @ w.double(), limit, f"{what}: dX of linear_backward")
+            check(got[1], g.double().t() @ x.double(), limit, f"{what}: dW of linear_backward")
+    wide, w = normal(300, 520), normal(200, 131)
+    for x in (wide[:, 4:135], wide[::2, :131], wide[7:8, :131]):
+        check(ops.linear(x, w), F.linear(x.double(), w.double()), limit, f"{kernel} {x.stride()}")
+    turned = normal(520, 300).t()  # along its rows, and W along K
+    for x, weight in ((wide[:, 1:132], w), (turned, normal(200, 520))):
+        with pytest.raises(RuntimeError, match="splits a in rows of whole 16 bytes, along M only with b along N"):
+            ops.linear(x, weight)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_the_weights_gradient_turned(force, activation):
+    """x, which is wide, is split in registers, and dY comes in planes: no pass over x, and dW is stored turned."""
+    force("split6")
+    for m, k, n in ((4096, 3072, 96), (20000, 772, 72), (9999, 1604, 200), (40000, 384, 96)):
+        x, g = normal(m, k), normal(m, n)
+        saved = None if activation == "none" else normal(m, n)
+        if activation == "relu":
+            saved = saved.relu()
+        _, exact = exact_gradient(g, saved, activation)
+        want, what = exact.t() @ x.double(), f"turned {activation} {(m, k, n)}"
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            _, dw, db = torch.ops.zoo.linear_backward(g, saved, x, None, activation, False, True, True)
+            torch.cuda.synchronize()
+        names = [event.key for event in profile.key_averages()]
+        assert any("gemm_kernel" in name for name in names) and not any("split_kernel" in name for name in names), what
+        check(dw, want, 2.5 * LIMITS[torch.float32], what)
+        check(db, exact.sum(0), 2.5 * LIMITS[torch.float32], f"{what}: db")
+        w = normal(n, k, scale=k**-0.5)
+        dx, again, _ = torch.ops.zoo.linear_backward(g, saved, x, w, activation, True, True, True)
+        check(dx, exact @ w.double(), 2.5 * LIMITS[torch.float32], f"{what}: dX")
+        assert torch.equal(again, dw), f"{what}: dW differs"
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_what_is_not_finite_stays_in_a_turned_gradient(force, monkeypatch, value):
+    for place in ("x", "g"):
+        x, g = normal(6000, 1540), normal(6000, 64)
+        (x if place == "x" else g)[1234, 33] = value
+        x[1234, 7] = g[1234, 9] = 0.0
+        monkeypatch.setenv("ZOO_LINEAR_KERNEL", "tiled")
+        wanted = torch.ops.zoo.linear_backward(g, None, x, None, "none", False, True, False)[1]
+        force("split6")
+        mine = torch.ops.zoo.linear_backward(g, None, x, None, "none", False, True, False)[1]
+        assert torch.equal(mine.isnan(), wanted.isnan()) and torch.equal(mine.isinf(), wanted.isinf()), place
+        assert torch.equal(mine[mine.isinf()] > 0, wanted[wanted.isinf()] > 0), place
+        finite = wanted.isfinite()
+        torch.testing.assert_close(mine[finite], wanted[finite], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("kernel", RAW)
+def test_what_is_not_finite_stays_where_a_is_split_in_registers(force, monkeypatch, kernel):
+    """Each alone, as the sum may hide what it meets: inf, NaN, a NaN whose upper half is inf's, in A and in B."""
+    x, w = normal(700, 512), normal(304, 512)
+    low = torch.tensor([0x7F800001], dtype=torch.int32).view(torch.float32).to(CUDA)[0]
+    for place, value in (("a", math.inf), ("a", -math.inf), ("a", math.nan), ("a", low), ("a", 3e38), ("b", math.inf)):
+        changed, weight = x.clone(), w.clone()
+        (changed if place == "a" else weight)[300, 77] = value
+        weight[5, 77] = 0.0
+        weight[6, 77] = 1e-3
+        for run in (
+            ops.linear,
+            lambda a, b: ops.linear_input_grad(a, b.t().contiguous()),
+            lambda a, b: ops.linear_weight_grad(a.t().contiguous(), b.t().contiguous()),
+        ):
+            monkeypatch.setenv("ZOO_LINEAR_KERNEL", "tiled")
+            wanted = run(changed, weight)
+            force(kernel)
+            mine = run(changed, weight)
+            assert torch.equal(mine.isnan(), wanted.isnan()), (place, value)
+            assert torch.equal(mine.isinf(), wanted.isinf()), (place, value)
+            assert torch.equal(mine[mine.isinf()] > 0, wanted[wanted.isinf()] > 0), (place, value)
+            finite = wanted.isfinite()
+            torch.testing.assert_close(mine[finite], wanted[finite], rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
@@ -236,7 +339,7 @@ def test_what_is_not_finite_stays(force, monkeypatch, kernel):
         torch.testing.assert_close(mine[finite], wanted[finite], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("kernel", ["split6:0:0", "split6:3:1", "small"])
+@pytest.mark.parametrize("kernel", ["split6:0:0", "split6:3:1", "split6:8:0", "split6:10:1", "small"])
 def test_the_planes_do_not_overflow_where_float32_does_not(force, kernel):
     """A product just under float32's largest, whose first planes' product is over it."""
     force(kernel)
@@ -280,16 +383,18 @@ def test_operands_that_are_copied_first(force, kernel):
     check(ops.matmul(a, b), a.double() @ b.double(), LIMITS[dtype], f"{kernel}: a along M, b along K")
 
 
+@pytest.mark.parametrize("kernel", ["split6:0", "split6:9"])
 @pytest.mark.parametrize("scale", [1e15, 1e-15])
-def test_split_keeps_its_accuracy_at_any_magnitude(force, scale):
-    force("split6")
+def test_split_keeps_its_accuracy_at_any_magnitude(force, kernel, scale):
+    force(kernel)
     x, w = normal(300, 768, scale=scale), normal(384, 768)
     check(ops.linear(x, w), F.linear(x.double(), w.double()), 2.5e-7, f"scale {scale}")
 
 
-def test_float32_is_as_accurate_as_float32(force):
+@pytest.mark.parametrize("kernel", ["split6:0", "split6:8", "split6:9", "split6:10", "split6:11", "split6:12"])
+def test_float32_is_as_accurate_as_float32(force, kernel):
     """On data where sums cancel and on data where they do not: at most cuBLAS's error, or what rounding alone makes."""
-    force("split6")
+    force(kernel)
     for make in (torch.randn, torch.rand):
         x, w = make(1024, 4096, device=CUDA), make(1024, 4096, device=CUDA)
         exact = F.linear(x.double(), w.double())

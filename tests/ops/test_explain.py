@@ -155,6 +155,37 @@ def test_layouts():
     assert "copied" in query(a=(8192, 2, True))[1]
 
 
+def test_thin_float32_products_split_a_in_registers():
+    thin = (200704, 384, 96), (200704, 96, 384), (200704, 96, 288), (49152, 196, 384)
+    for shape in (*thin, VIT["fc2"], VIT["proj"]):
+        found = choice(shape)
+        assert found.kernel == "split6" and "a split in registers" in found.configuration, found
+    assert "256x96 tiles" in choice((200704, 384, 96)).configuration, "no tile wider than the output"
+
+    def configuration(**changes):
+        return query(**({"M": 50176, "N": 192, "K": 768, "a": (768, 1, True), "b": (768, 1, True)} | changes))[:2]
+
+    raw = "split6", "128x192 tiles, a split in registers"
+    assert configuration() == raw and configuration(b=(1, 192, True)) == raw, "W either way: the forward and dX"
+    assert configuration(a=(772, 1, True)) == raw, "rows that lie apart"
+    assert configuration(a=(1, 50176, True), b=(1, 192, True)) == raw, "both along their rows: dW"
+    # what TMA does not read as it lies is split by a pass before: not aligned, rows of no whole 16 bytes, along M
+    for a in ((768, 1, False), (770, 1, True), (0, 1, True), (1, 50176, True), (2, 768, True)):
+        kernel, words = configuration(a=a)
+        assert kernel == "split6" and "registers" not in words, a
+    assert "registers" not in configuration(precision="high", forced="split3")[1]
+
+
+def test_forcing_a_split_in_registers():
+    tiles = {8: "128x192 tiles", 9: "128x128 tiles", 10: "256x96 tiles", 11: "128x96 tiles"}
+    for number, tile in (tiles | {12: "128x96 tiles, one a warpgroup"}).items():
+        assert query(forced=f"split6:{number}:0")[1] == f"{tile}, a split in registers"
+        with pytest.raises(RuntimeError, match=f"split6:{number} cannot.*in rows of whole 16 bytes, along M only with"):
+            query(forced=f"split6:{number}", a=(1, 4096, True))
+        with pytest.raises(RuntimeError, match="no such tile shape"):
+            query(forced=f"split3:{number}", precision="high")
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 def test_every_product_has_a_kernel(dtype):
     sizes = (0, 1, 7, 64, 1000, 100_000, 2**31)

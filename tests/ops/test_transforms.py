@@ -163,7 +163,28 @@ SAMPLES = {
         (r(5, 3), None, r(5, 4), r(3, 4), "none", True, True, True),
         (r(2, 5, 3), r(2, 5, 3), r(2, 5, 4), None, "gelu", False, True, False),
         (r(5, 3), r(5, 3), None, r(3, 4), "relu", True, False, True),
+        *(
+            []
+            if r(1).requires_grad
+            else [(r(5, 3).half(), None, r(5, 4).half(), None, "none", False, True, True, True)]
+        ),
     ],
+    "linear_cast": lambda r: (
+        []
+        if r(1).requires_grad
+        else [
+            (r(5, 4).bfloat16(), r(3, 4), r(3), "none", False),
+            (r(2, 5, 4).half(), r(4, 3).T, None, "gelu", True),
+        ]
+    ),
+    "mlp_cast": lambda r: (
+        []
+        if r(1).requires_grad
+        else [
+            (r(5, 4).bfloat16(), r(6, 4), r(6), r(3, 6), r(3), "gelu", True),
+            (r(5, 4).half(), r(6, 4), None, r(6, 3).T, r(3), "relu", False),
+        ]
+    ),
     "mlp": lambda r: [
         (r(5, 4), r(6, 4), r(6), r(3, 6), r(3), "gelu", True),
         (r(2, 5, 4), r(6, 4), None, r(6, 3).T, None, "relu", True),

@@ -8,7 +8,6 @@ the rest of torch.func, autocast and forward mode.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,11 +17,10 @@ from zoo.ops import _flops as _flops
 from zoo.ops._activation import activation_grad
 from zoo.ops._explain import Choice, Rejected, explain
 from zoo.ops._fake import ACTIVATIONS, DTYPES, needs_preactivation
-from zoo.ops._linear import Linear, linear_bias_grad, linear_input_grad, linear_weight_grad
-from zoo.ops._linear import linear_activation as _linear_activation
+from zoo.ops._linear import Linear, LinearActivation, linear_bias_grad, linear_input_grad, linear_weight_grad
 from zoo.ops._matmul import batched_matmul
 from zoo.ops._mlp import Mlp
-from zoo.ops._routing import apply
+from zoo.ops._routing import apply, apply_cast
 
 __all__ = [
     "ACTIVATIONS",
@@ -56,9 +54,10 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, activat
         RuntimeError: shapes, dtypes or devices that do not fit, with what was got and expected.
         ValueError: an unknown activation.
     """
-    if _is_any_autocast_enabled():
-        input, weight, bias = _autocast(input, weight, bias)  # type: ignore[assignment]
+    dtype = _autocast_dtype(input) if _is_any_autocast_enabled() else None
     if activation is None:
+        if dtype is not None:
+            return apply_cast(Linear, dtype, input, weight, bias)
         return apply(Linear, input, weight, bias)
     if activation not in ACTIVATIONS:
         raise ValueError(f"unknown activation {activation!r}; known: None, {', '.join(ACTIVATIONS)}")
@@ -66,7 +65,9 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, activat
         input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     )
     save = needs_preactivation(activation) and (wants_grad or _transforming())
-    return _linear_activation(input, weight, bias, activation, save)[0]
+    if dtype is not None:
+        return apply_cast(LinearActivation, dtype, input, weight, bias, activation, save)[0]
+    return apply(LinearActivation, input, weight, bias, activation, save)[0]
 
 
 def mlp(
@@ -94,11 +95,12 @@ def mlp(
     """
     if activation not in ACTIVATIONS:
         raise ValueError(f"unknown activation {activation!r}; known: {', '.join(ACTIVATIONS)}")
-    tensors: tuple[Any, ...] = (input, weight1, bias1, weight2, bias2)
-    if _is_any_autocast_enabled():
-        tensors = _autocast(*tensors)
+    tensors = (input, weight1, bias1, weight2, bias2)
     wants_grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    return apply(Mlp, *tensors, activation, wants_grad or _transforming())[0]
+    save = wants_grad or _transforming()
+    if _is_any_autocast_enabled() and (dtype := _autocast_dtype(input)) is not None:
+        return apply_cast(Mlp, dtype, *tensors, activation, save)[0]
+    return apply(Mlp, *tensors, activation, save)[0]
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
@@ -114,8 +116,8 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     Raises:
         RuntimeError: shapes, dtypes or devices that do not fit, with what was got and expected.
     """
-    if _is_any_autocast_enabled():
-        a, b = _autocast(a, b)  # type: ignore[assignment]
+    if _is_any_autocast_enabled() and (dtype := _autocast_dtype(a)) is not None:
+        a, b = (t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in (a, b))
     if a.dim() == 0 or b.dim() == 0:
         raise RuntimeError(
             f"zoo::matmul: a and b must have at least 1 dimension, got {tuple(a.shape)} and {tuple(b.shape)}"
@@ -151,15 +153,9 @@ def _transforming() -> bool:
     )
 
 
-def _autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The operands in autocast's dtype where autocast is on for the first one's device; float64 is never cast."""
-    device = tensors[0].device.type  # type: ignore[union-attr]
+def _autocast_dtype(input: Tensor) -> torch.dtype | None:
+    """Autocast's dtype where it is on for the device of ``input``, else None."""
+    device = "cuda" if input.is_cuda else input.device.type
     if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):  # it raises for meta
-        return tensors
-    dtype = torch.get_autocast_dtype(device)
-
-    def cast(t: Tensor | None) -> Tensor | None:
-        castable = t is not None and t.is_floating_point() and t.dtype != torch.float64 and t.device.type == device
-        return t.to(dtype) if castable else t  # type: ignore[union-attr]
-
-    return tuple(cast(t) for t in tensors)
+        return None
+    return torch.get_autocast_dtype(device)

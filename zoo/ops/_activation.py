@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zoo.ops._fake import needs_preactivation
 from zoo.ops._library import operators
-from zoo.ops._routing import Rule, apply, register
+from zoo.ops._routing import Rule, Saved, apply, register
 
 __all__ = ["activation_grad", "second_derivative"]
 
@@ -42,17 +42,17 @@ class ActivationGrad(Rule):
     op = operators.activation_grad.default
 
     @staticmethod
-    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        grad, saved, ctx.activation = inputs
-        ctx.save_for_backward(grad if ctx.needs_input_grad[1] else None, saved)
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> Saved:
+        grad, z, ctx.activation = inputs
+        return grad if ctx.needs_input_grad[1] else None, z
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
-        grad, saved = ctx.saved_tensors
+    def backward(ctx: Any, saved: Any, g: Tensor) -> Any:
+        grad, z = saved
         needs_grad, needs_saved = ctx.needs_input_grad[:2]
         return (
-            activation_grad(g, saved, ctx.activation) if needs_grad else None,
-            g * grad * second_derivative(saved, ctx.activation)
+            activation_grad(g, z, ctx.activation) if needs_grad else None,
+            g * grad * second_derivative(z, ctx.activation)
             if needs_saved and needs_preactivation(ctx.activation)
             else None,
             None,

@@ -5,6 +5,8 @@ Each fake refuses what the real operator refuses, in the same words (csrc/checks
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -13,6 +15,7 @@ import zoo.ops._library  # noqa: F401 - the operators must exist
 __all__ = ["ACTIVATIONS", "DTYPES", "needs_preactivation"]
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
+_TWO_BYTES = (torch.float16, torch.bfloat16)
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -180,6 +183,7 @@ def _(
     input_grad: bool,
     weight_grad: bool,
     bias_grad: bool,
+    wide: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     op = "zoo::linear_backward"
     _check_activation(activation)
@@ -199,14 +203,63 @@ def _(
     if weight_grad:
         input = _given(op, input, "input", "the weight's gradient")
         _check_weight_grad(op, grad, input)
-        dw = grad.new_empty((grad.shape[-1], input.shape[-1]))
+        dw = grad.new_empty((grad.shape[-1], input.shape[-1]), dtype=_widened(grad, wide))
     if bias_grad:
-        db = grad.new_empty(grad.shape[-1])
+        db = grad.new_empty(grad.shape[-1], dtype=_widened(grad, wide))
     return dx, dw, db
 
 
-@torch.library.register_fake("zoo::mlp")
+def _widened(grad: Tensor, wide: bool) -> torch.dtype:
+    return torch.float32 if wide and grad.dtype in _TWO_BYTES else grad.dtype
+
+
+def _check_cast(op: str, input: Tensor, parameter: Tensor, name: str) -> None:
+    torch._check(input.dtype in _TWO_BYTES, lambda: f"{op}: input must be float16 or bfloat16, got {input.dtype}")
+    torch._check(parameter.dtype == torch.float32, lambda: f"{op}: {name} must be float32, got {parameter.dtype}")
+    torch._check(
+        input.device == parameter.device,
+        lambda: (
+            f"{op}: {name} must be on the device of input ({input.device}), got {parameter.device}; move one of them"
+        ),
+    )
+
+
+def _lowered(op: str, input: Tensor, parameter: Tensor | None, name: str) -> Any:
+    if parameter is None:
+        return None
+    _check_cast(op, input, parameter, name)
+    return torch.empty_like(parameter, dtype=input.dtype, memory_format=torch.contiguous_format)
+
+
+@torch.library.register_fake("zoo::linear_cast")
+def _(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str, save: bool) -> tuple[Tensor, Tensor, Tensor]:
+    op = "zoo::linear_cast"
+    _check_activation(activation)
+    weight, bias = _lowered(op, input, weight, "weight"), _lowered(op, input, bias, "bias")
+    _check_linear("zoo::linear_activation", input, weight, bias)
+    output = input.new_empty((*input.shape[:-1], weight.shape[0]))
+    saved = torch.empty_like(output) if save and needs_preactivation(activation) else output.new_empty(0)
+    return output, saved, weight
+
+
+@torch.library.register_fake("zoo::mlp_cast")
 def _(
+    input: Tensor,
+    weight1: Tensor,
+    bias1: Tensor | None,
+    weight2: Tensor,
+    bias2: Tensor | None,
+    activation: str,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    op = "zoo::mlp_cast"
+    weight1, weight2 = _lowered(op, input, weight1, "weight1"), _lowered(op, input, weight2, "weight2")
+    bias1, bias2 = _lowered(op, input, bias1, "bias1"), _lowered(op, input, bias2, "bias2")
+    return *_mlp(input, weight1, bias1, weight2, bias2, activation, save), weight1, weight2
+
+
+@torch.library.register_fake("zoo::mlp")
+def _mlp(
     input: Tensor,
     weight1: Tensor,
     bias1: Tensor | None,
@@ -255,6 +308,7 @@ def _(
     bias1_grad: bool,
     weight2_grad: bool,
     bias2_grad: bool,
+    wide: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     op = "zoo::mlp_backward"
     _check_activation(activation)
@@ -264,9 +318,9 @@ def _(
     if weight2_grad:
         hidden = _given(op, hidden, "hidden", "weight2's gradient")
         _check_weight_grad(op, grad, hidden, "hidden")
-        dw2 = grad.new_empty((grad.shape[-1], hidden.shape[-1]))
+        dw2 = grad.new_empty((grad.shape[-1], hidden.shape[-1]), dtype=_widened(grad, wide))
     if bias2_grad:
-        db2 = grad.new_empty(grad.shape[-1])
+        db2 = grad.new_empty(grad.shape[-1], dtype=_widened(grad, wide))
     if not (input_grad or weight1_grad or bias1_grad):
         return dx, dw1, db1, dw2, db2
     weight2 = _given(op, weight2, "weight2", "the gradients of input, weight1 and bias1")
@@ -293,9 +347,9 @@ def _(
     if weight1_grad:
         input = _given(op, input, "input", "weight1's gradient")
         _check_weight_grad(op, grad, input)
-        dw1 = grad.new_empty((weight2.shape[1], input.shape[-1]))
+        dw1 = grad.new_empty((weight2.shape[1], input.shape[-1]), dtype=_widened(grad, wide))
     if bias1_grad:
-        db1 = grad.new_empty(weight2.shape[1])
+        db1 = grad.new_empty(weight2.shape[1], dtype=_widened(grad, wide))
     return dx, dw1, db1, dw2, db2
 
 

@@ -16,9 +16,11 @@ OPERATORS = (
     "linear_weight_grad",
     "linear_bias_grad",
     "linear_backward",
+    "linear_cast",
     "activation_grad",
     "mlp",
     "mlp_backward",
+    "mlp_cast",
     "matmul",
 )
 

@@ -24,7 +24,17 @@ from torch._C import _AutoDispatchBelowAutograd
 from zoo.ops._activation import ActivationGrad, activation_grad
 from zoo.ops._fake import needs_preactivation
 from zoo.ops._library import operators as _ops
-from zoo.ops._routing import Rule, apply, has_tangent, implement, is_final, is_plain, register
+from zoo.ops._routing import (
+    Rule,
+    Saved,
+    apply,
+    has_tangent,
+    implement,
+    is_final,
+    is_plain,
+    not_differentiable,
+    register,
+)
 
 __all__ = [
     "linear",
@@ -59,11 +69,11 @@ def linear_bias_grad(grad: Tensor) -> Tensor:
     return apply(BiasGrad, grad)
 
 
-def _save_linear(ctx: Any, inputs: tuple[Any, ...], *more: Tensor | None) -> None:
+def _save_linear(ctx: Any, inputs: tuple[Any, ...], *more: Tensor | None) -> Saved:
     """Input and weight, each only where the other's gradient is asked for."""
     input, weight = inputs[:2]
     needs_input, needs_weight = ctx.needs_input_grad[:2]
-    ctx.save_for_backward(input if needs_weight else None, weight if needs_input else None, *more)
+    return input if needs_weight else None, weight if needs_input else None, *more
 
 
 def _linear_gradients(ctx: Any, grad: Tensor, input: Tensor | None, weight: Tensor | None) -> tuple[Any, Any, Any]:
@@ -93,6 +103,7 @@ def _plain_gradients(
 
 
 _backward = _ops.linear_backward.default._op
+_cast = _ops.linear_cast.default._op
 
 
 def _fused_gradients(
@@ -106,7 +117,7 @@ def _fused_gradients(
 ) -> tuple[Any, Any, Any]:
     """On CUDA: the activation's derivative and the bias's gradient in one pass, or everything in one launch."""
     needs = ctx.needs_input_grad[:3]
-    made = operator(grad, saved, input, weight, activation, *needs)
+    made = operator(grad, saved, input, weight, activation, *needs, getattr(ctx, "wide", False))
     return tuple(t if need else None for t, need in zip(made, needs, strict=True))  # type: ignore[return-value]
 
 
@@ -150,14 +161,21 @@ def _as_batched_matrix(t: Tensor, dim: int | None, size: int) -> Tensor:
 @register
 class Linear(Rule):
     op = _ops.linear.default
+    parameters = (1, 2)
+    saved_parameters = ((1, 1),)
 
     @staticmethod
-    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        _save_linear(ctx, inputs)
+    def run_cast(input: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Any, tuple[Any, ...]]:
+        output, _, lowered = _cast(input, weight, bias, "none", False)
+        return output, (input, lowered, bias)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        input, weight = ctx.saved_tensors
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> Saved:
+        return _save_linear(ctx, inputs)
+
+    @staticmethod
+    def backward(ctx: Any, saved: Any, grad: Tensor) -> Any:
+        input, weight = saved
         if is_plain():
             return _plain_gradients(ctx, grad, None, input, weight, "none")
         if _in_graph(grad):
@@ -189,9 +207,18 @@ class Linear(Rule):
 @register
 class LinearActivation(Rule):
     op = _ops.linear_activation.default
+    parameters = (1, 2)
+    saved_parameters = ((1, 1),)
 
     @staticmethod
-    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def run_cast(
+        input: Tensor, weight: Tensor, bias: Tensor | None, activation: str, save: bool
+    ) -> tuple[Any, tuple[Any, ...]]:
+        output, product, lowered = _cast(input, weight, bias, activation, save)
+        return (output, product), (input, lowered, bias, activation, save)
+
+    @staticmethod
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> Saved:
         activation, save = inputs[3:]
         ctx.activation = activation
         saved: Tensor | None = None
@@ -203,11 +230,11 @@ class LinearActivation(Rule):
                 )
             saved = output[1] if needs_preactivation(activation) else output[0]
         ctx.set_materialize_grads(False)
-        _save_linear(ctx, inputs, saved)
+        return _save_linear(ctx, inputs, saved)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, preactivation_grad: Tensor | None) -> Any:
-        input, weight, saved = ctx.saved_tensors
+    def backward(ctx: Any, kept: Any, grad: Tensor | None, preactivation_grad: Tensor | None) -> Any:
+        input, weight, saved = kept
         if preactivation_grad is None and grad is not None and is_plain():
             return *_plain_gradients(ctx, grad, saved, input, weight, ctx.activation), None, None
         if preactivation_grad is None and grad is not None and _in_graph(grad):
@@ -261,13 +288,13 @@ class InputGrad(Rule):
     op = _ops.linear_input_grad.default
 
     @staticmethod
-    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> Saved:
         grad, weight = inputs
-        ctx.save_for_backward(grad if ctx.needs_input_grad[1] else None, weight if ctx.needs_input_grad[0] else None)
+        return grad if ctx.needs_input_grad[1] else None, weight if ctx.needs_input_grad[0] else None
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
-        grad, weight = ctx.saved_tensors
+    def backward(ctx: Any, saved: Any, g: Tensor) -> Any:
+        grad, weight = saved
         return (
             linear(g, weight, None) if ctx.needs_input_grad[0] else None,
             linear_weight_grad(grad, g) if ctx.needs_input_grad[1] else None,
@@ -295,13 +322,13 @@ class WeightGrad(Rule):
     op = _ops.linear_weight_grad.default
 
     @staticmethod
-    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> Saved:
         grad, input = inputs
-        ctx.save_for_backward(grad if ctx.needs_input_grad[1] else None, input if ctx.needs_input_grad[0] else None)
+        return grad if ctx.needs_input_grad[1] else None, input if ctx.needs_input_grad[0] else None
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
-        grad, input = ctx.saved_tensors
+    def backward(ctx: Any, saved: Any, g: Tensor) -> Any:
+        grad, input = saved
         return (
             linear(input, g, None) if ctx.needs_input_grad[0] else None,
             linear_input_grad(grad, g) if ctx.needs_input_grad[1] else None,
@@ -324,11 +351,12 @@ class BiasGrad(Rule):
     op = _ops.linear_bias_grad.default
 
     @staticmethod
-    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> Saved:
         ctx.shape = inputs[0].shape
+        return ()
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
+    def backward(ctx: Any, saved: Any, g: Tensor) -> Any:
         return g.expand(ctx.shape)
 
     @staticmethod
@@ -349,19 +377,22 @@ def _composed_backward(
     input_grad: bool,
     weight_grad: bool,
     bias_grad: bool,
+    wide: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """linear_backward where a derivative of it may be asked for: by the operators that have one."""
     tensors = (grad, saved, input, weight)
     wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     if not wanted and not has_tangent(tensors):
         with _AutoDispatchBelowAutograd():
-            return _backward(grad, saved, input, weight, activation, input_grad, weight_grad, bias_grad)
+            return _backward(grad, saved, input, weight, activation, input_grad, weight_grad, bias_grad, wide)
+    dtype = torch.float32 if wide and grad.dtype in (torch.float16, torch.bfloat16) else grad.dtype
     g = grad if activation == "none" else activation_grad(grad, saved, activation)  # type: ignore[arg-type]
     return (
         linear_input_grad(g, weight) if input_grad else grad.new_empty(0),  # type: ignore[arg-type]
-        linear_weight_grad(g, input) if weight_grad else grad.new_empty(0),  # type: ignore[arg-type]
-        linear_bias_grad(g) if bias_grad else grad.new_empty(0),
+        linear_weight_grad(g, input).to(dtype) if weight_grad else grad.new_empty(0),  # type: ignore[arg-type]
+        linear_bias_grad(g).to(dtype) if bias_grad else grad.new_empty(0),
     )
 
 
 implement("linear_backward", _composed_backward, "Autograd")
+not_differentiable("linear_cast", "linear")

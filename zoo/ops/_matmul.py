@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from zoo.ops._library import operators
-from zoo.ops._routing import Rule, apply, register
+from zoo.ops._routing import Rule, Saved, apply, register
 
 __all__ = ["batched_matmul"]
 
@@ -22,13 +22,13 @@ class Matmul(Rule):
     op = operators.matmul.default
 
     @staticmethod
-    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> Saved:
         a, b = inputs
-        ctx.save_for_backward(a if ctx.needs_input_grad[1] else None, b if ctx.needs_input_grad[0] else None)
+        return a if ctx.needs_input_grad[1] else None, b if ctx.needs_input_grad[0] else None
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
-        a, b = ctx.saved_tensors
+    def backward(ctx: Any, saved: Any, g: Tensor) -> Any:
+        a, b = saved
         return (
             batched_matmul(g, b.mT) if ctx.needs_input_grad[0] else None,
             batched_matmul(a.mT, g) if ctx.needs_input_grad[1] else None,

@@ -28,19 +28,35 @@ from zoo.ops._linear import (
     linear_tangent,
     linear_weight_grad,
 )
-from zoo.ops._routing import Rule, has_tangent, implement, is_final, register
+from zoo.ops._routing import Rule, Saved, has_tangent, implement, is_final, not_differentiable, register
 
 __all__ = ["Mlp"]
 
 _backward = _ops.mlp_backward.default._op
+_cast = _ops.mlp_cast.default._op
 
 
 @register
 class Mlp(Rule):
     op = _ops.mlp.default
+    parameters = (1, 2, 3, 4)
+    saved_parameters = ((1, 1), (2, 3))
 
     @staticmethod
-    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def run_cast(
+        input: Tensor,
+        weight1: Tensor,
+        bias1: Tensor | None,
+        weight2: Tensor,
+        bias2: Tensor | None,
+        activation: str,
+        save: bool,
+    ) -> tuple[Any, tuple[Any, ...]]:
+        *output, lowered1, lowered2 = _cast(input, weight1, bias1, weight2, bias2, activation, save)
+        return tuple(output), (input, lowered1, bias1, lowered2, bias2, activation, save)
+
+    @staticmethod
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> Saved:
         input, weight1, _, weight2, _, ctx.activation, save = inputs
         _, hidden, product = output
         needs_input, needs_weight1, needs_bias1, needs_weight2 = ctx.needs_input_grad[:4]
@@ -49,7 +65,7 @@ class Mlp(Rule):
             raise ValueError("torch.ops.zoo.mlp: gradients need the hidden layer; pass save=True")
         ctx.set_materialize_grads(False)
         from_product = needs_preactivation(ctx.activation)
-        ctx.save_for_backward(
+        return (
             input if needs_weight1 else None,
             weight1 if needs_input else None,
             weight2 if first else None,
@@ -58,12 +74,14 @@ class Mlp(Rule):
         )
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, hidden_grad: Tensor | None, product_grad: Tensor | None) -> Any:
-        input, weight1, weight2, hidden, product = ctx.saved_tensors
+    def backward(
+        ctx: Any, kept: Any, grad: Tensor | None, hidden_grad: Tensor | None, product_grad: Tensor | None
+    ) -> Any:
+        input, weight1, weight2, hidden, product = kept
         saved = hidden if product is None else product
         needs = ctx.needs_input_grad[:5]
         if hidden_grad is None and product_grad is None and grad is not None and is_final():
-            args = (grad, hidden, saved, input, weight1, weight2, ctx.activation, *needs)
+            args = (grad, hidden, saved, input, weight1, weight2, ctx.activation, *needs, getattr(ctx, "wide", False))
             if torch.compiler.is_compiling():  # the graph shall hold the operator
                 made = _ops.mlp_backward.default(*args)
             else:
@@ -162,17 +180,20 @@ def _composed_backward(
     weight1: Tensor | None,
     weight2: Tensor | None,
     activation: str,
-    *needs: bool,
+    *asked: bool,
 ) -> tuple[Tensor, ...]:
     """mlp_backward where a derivative of it may be asked for: by the operators that have one."""
     tensors = (grad, hidden, saved, input, weight1, weight2)
     wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     if not wanted and not has_tangent(tensors):
         with _AutoDispatchBelowAutograd():
-            return _backward(*tensors, activation, *needs)
+            return _backward(*tensors, activation, *asked)
+    needs, wide = asked[:5], asked[5:] == (True,)
+    dtype = torch.float32 if wide and grad.dtype in (torch.float16, torch.bfloat16) else grad.dtype
     first = _first_gradient(grad, None, None, weight2, saved, activation) if any(needs[:3]) else None  # type: ignore[arg-type]
     made = _gradients(first, grad, hidden, input, weight1, needs)
-    return tuple(grad.new_empty(0) if t is None else t for t in made)
+    return tuple(grad.new_empty(0) if t is None else t.to(dtype) if i else t for i, t in enumerate(made))
 
 
 implement("mlp_backward", _composed_backward, "Autograd")
+not_differentiable("mlp_cast", "mlp")

@@ -4,7 +4,8 @@ An operator's calculus is a :class:`Rule`: what to save, the backward, the forwa
 mapped over a batch. The derivatives are written with the differentiable functions of ``zoo.ops``, so that they hold
 to any order. From a rule :func:`register` makes
 
-- an ``autograd.Function`` for eager mode, the cheapest in host time;
+- an ``autograd.Function`` for eager mode, the cheapest in host time, and one for eager autocast, which casts a layer's
+  parameters itself: casts that autograd records cost as much again as the layer;
 - a kernel for the operator's Autograd key, so that ``torch.ops.zoo.*`` itself is differentiable, and is what
   compile and export see;
 - an ``autograd.Function`` that torch.func can transform. (A registered operator alone is not enough: its tangents
@@ -20,8 +21,23 @@ import torch
 from torch import Tensor, is_grad_enabled
 from torch._C import _are_functorch_transforms_active, _AutoDispatchBelowAutograd, _get_tracing_state
 from torch.autograd import Function, forward_ad
+from torch.nn import Parameter
 
-__all__ = ["Rule", "apply", "has_tangent", "implement", "is_final", "is_plain", "register"]
+__all__ = [
+    "Rule",
+    "Saved",
+    "apply",
+    "apply_cast",
+    "has_tangent",
+    "implement",
+    "is_final",
+    "is_plain",
+    "not_differentiable",
+    "register",
+]
+
+
+Saved = tuple[Tensor | None, ...]
 
 
 class Rule:
@@ -34,13 +50,24 @@ class Rule:
     eager: type[Function]
     transformable: type[Function]
 
+    parameters: tuple[int, ...] = ()
+    """Arguments that are a layer's parameters: eager autocast casts them inside the Function."""
+    saved_parameters: tuple[tuple[int, int], ...] = ()
+    """(place among what ``setup`` saves, argument) of each of them that is saved."""
+    eager_cast: type[Function]
+
     @staticmethod
-    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Save for backward what the requested gradients need, and nothing else."""
+    def run_cast(*args: Any) -> tuple[Any, tuple[Any, ...]]:
+        """The operator on float32 parameters, which it casts: the output, and the arguments as they were multiplied."""
         raise NotImplementedError
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> Saved:
+        """What to save for backward: what the requested gradients need, and nothing else."""
+        raise NotImplementedError
+
+    @staticmethod
+    def backward(ctx: Any, saved: Any, *grads: Any) -> Any:
         """The requested gradients; None for each of the others."""
         raise NotImplementedError
 
@@ -70,11 +97,14 @@ def register(rule: type[Rule]) -> type[Rule]:
     def eager_forward(ctx: Any, *args: Any) -> Any:
         with _AutoDispatchBelowAutograd():
             output = run(*args)
-        rule.setup(ctx, args, output)
+        ctx.save_for_backward(*rule.setup(ctx, args, output))
         return output
 
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return rule.backward(ctx, ctx.saved_tensors, *grads)
+
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        rule.setup(ctx, inputs, output)
+        ctx.save_for_backward(*rule.setup(ctx, inputs, output))
         outputs = output if isinstance(output, tuple) else (output,)
         ctx.save_for_forward(*(a if isinstance(a, Tensor) else None for a in inputs), *outputs)
         ctx.options = [None if isinstance(a, Tensor) else a for a in inputs]
@@ -86,15 +116,18 @@ def register(rule: type[Rule]) -> type[Rule]:
         return rule.jvp(inputs, outputs if len(outputs) > 1 else outputs[0], tangents)
 
     rule.eager = type(
-        f"{name}_eager", (Function,), {"forward": staticmethod(eager_forward), "backward": staticmethod(rule.backward)}
+        f"{name}_eager", (Function,), {"forward": staticmethod(eager_forward), "backward": staticmethod(backward)}
     )
+    if rule.parameters:
+        rule.eager_cast = _casting(rule, name)
+
     rule.transformable = type(
         f"{name}_transformable",
         (Function,),
         {
             "forward": staticmethod(op),
             "setup_context": staticmethod(setup_context),
-            "backward": staticmethod(rule.backward),
+            "backward": staticmethod(backward),
             "jvp": staticmethod(jvp),
             "generate_vmap_rule": True,
         },
@@ -112,6 +145,40 @@ def register(rule: type[Rule]) -> type[Rule]:
     return rule
 
 
+def _casting(rule: type[Rule], name: str) -> type[Function]:
+    """The Function that takes float32 parameters with an input of a 2-byte type and gives them float32 gradients."""
+    kept_parameters = rule.saved_parameters
+    count = len(kept_parameters)
+
+    def forward(ctx: Any, *args: Any) -> Any:
+        with _AutoDispatchBelowAutograd():
+            output, lowered = rule.run_cast(*args)
+        saved = rule.setup(ctx, lowered, output)
+        # as they were, they connect a second derivative to their own history
+        ctx.save_for_backward(*saved, *[None if saved[i] is None else args[j] for i, j in kept_parameters])
+        ctx.wide = True
+        return output
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        kept = ctx.saved_tensors
+        saved = kept[:-count]
+        if is_grad_enabled():
+            saved = list(saved)
+            for (i, _), parameter in zip(kept_parameters, kept[-count:], strict=True):
+                if parameter is not None:
+                    saved[i] = parameter.to(saved[i].dtype)
+        made = rule.backward(ctx, saved, *grads)
+        for i in rule.parameters:
+            if made[i] is not None and made[i].dtype is not torch.float32:
+                made = [*made]
+                made[i] = made[i].to(torch.float32)
+        return tuple(made)
+
+    return type(
+        f"{name}_eager_cast", (Function,), {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    )
+
+
 def is_plain() -> bool:
     """No derivative is recorded and nothing traces or transforms: ``rule.run`` below autograd is all there is to do."""
     return not torch.compiler.is_compiling() and is_final()
@@ -125,6 +192,37 @@ def is_final() -> bool:
         or _are_functorch_transforms_active()
         or forward_ad._current_level >= 0
     )
+
+
+def apply_cast(rule: type[Rule], dtype: torch.dtype, *args: Any) -> Any:
+    """:func:`apply` with the operator's operands in ``dtype``, as autocast has them; float64 is left alone."""
+    if is_grad_enabled() and not (
+        torch.compiler.is_compiling()
+        or _get_tracing_state() is not None
+        or _are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+    ):
+        input = args[0]
+        wanted = input.requires_grad
+        for i in rule.parameters:
+            a = args[i]
+            if a is not None:
+                wanted = wanted or a.requires_grad
+                # one that was computed is not kept beside its cast: that would be memory
+                if (
+                    a.dtype is not torch.float32
+                    or not a.is_leaf
+                    or (type(a) is not Parameter and type(a) is not Tensor)
+                ):
+                    wanted = False
+                    break
+        if wanted and _castable(input):
+            return rule.eager_cast.apply(input if input.dtype is dtype else input.to(dtype), *args[1:])
+    return apply(rule, *[a.to(dtype) if isinstance(a, Tensor) and _castable(a) else a for a in args])
+
+
+def _castable(t: Tensor) -> bool:
+    return t.is_floating_point() and t.dtype is not torch.float64
 
 
 def apply(rule: type[Rule], *args: Any) -> Any:
@@ -146,6 +244,21 @@ def _eager(rule: type[Rule], args: tuple[Any, ...]) -> Any:
         return rule.eager.apply(*args)
     with _AutoDispatchBelowAutograd():
         return rule.run(*args)
+
+
+def not_differentiable(name: str, instead: str) -> None:
+    """Register that an operator is called below autograd alone: where a derivative is asked for, it refuses."""
+    run = getattr(torch.ops.zoo, name).default._op
+
+    def kernel(*args: Any) -> Any:
+        if has_tangent(args) or (is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args)):
+            raise NotImplementedError(
+                f"torch.ops.zoo.{name} has no derivative; call zoo.ops.{instead} under torch.autocast, which has"
+            )
+        with _AutoDispatchBelowAutograd():
+            return run(*args)
+
+    implement(name, kernel, "Autograd")
 
 
 def has_tangent(args: tuple[Any, ...]) -> bool:

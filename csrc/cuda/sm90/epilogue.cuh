@@ -130,6 +130,24 @@ __device__ __forceinline__ void to_shared(uint32_t buffer, const float (&v)[n], 
   }
 }
 
+// The same of floats: 32 columns are 128 bytes. Odd rows write the columns from 16 on first, so that the half of a warp that
+// writes at once meets every bank once.
+__device__ __forceinline__ void floats_to_shared(uint32_t buffer, const float (&v)[16]) {
+  const uint32_t lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+  const bool odd = g % 2;
+  const uint32_t at = buffer + g * 128 + q % 2 * 8;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t chunk = 2 * (odd ? i ^ 2 : i) + q / 2 ^ g;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float x = odd ? v[4 * (i ^ 2) + 2 * r] : v[4 * i + 2 * r];
+      const float y = odd ? v[4 * (i ^ 2) + 2 * r + 1] : v[4 * i + 2 * r + 1];
+      ptx::store2_shared(at + chunk * 16 + r * 1024, x, y);
+    }
+  }
+}
+
 template <typename T>
 __device__ __forceinline__ void store_pair(T* to, float a, float b, bool second, bool aligned) {
   if (aligned && second) {

@@ -7,13 +7,15 @@
 // under the products of the other; without, the workers share a tile by rows.
 //
 // float32 comes as two or three bf16 planes an operand (planes.cu); three or six products of planes make one of float32. The tensor
-// core's accumulator truncates, so it is added into float registers every `promote` of K.
+// core's accumulator truncates, so it is added into float registers every `promote` of K. With `raw`, A comes as float32
+// itself and is split on its way through the workers' registers (raw.cuh).
 //
 // Tiles that do not fill a whole round of all blocks can be spread: their blocks of K are dealt out evenly, and who ends
 // a tile last adds the pieces up.
 #pragma once
 
 #include "epilogue.cuh"
+#include "raw.cuh"
 
 namespace zoo::cuda::sm90 {
 
@@ -53,10 +55,11 @@ struct Args {
   Source a_source, b_source;
   float* sums;  // grad: of 32 rows each, 4 m_tiles x N
   bool staged;  // y and z through shared memory and TMA
+  bool turned;  // y is (N, M)
 };
 
 template <typename T_, int planes_, int m_, int n_, int k_, bool a_mn_, bool b_mn_, int workers_, bool alone_,
-          int stages_, int promote_ = 32, bool grad_ = false>
+          int stages_, int promote_ = 32, bool grad_ = false, bool raw_ = false>
 struct Config {
   using T = T_;
   using Out = std::conditional_t<planes_ == 1, T, float>;
@@ -64,35 +67,40 @@ struct Config {
   static constexpr bool a_mn = a_mn_, b_mn = b_mn_, alone = alone_;
   static constexpr int promote = promote_;
   static constexpr bool grad = grad_;  // y = (A B) act'(z), and y's column sums
+  static constexpr bool raw = raw_;    // A is float32, not its planes
   static constexpr int worker_m = alone ? m : m / workers;
   static constexpr int strips = worker_m / 64;  // of 64 rows, a worker
   static constexpr int threads = 128 * (1 + workers);
   static constexpr int producer_registers = workers == 3 ? 32 : planes > 1 ? 40 : 24;
   static constexpr int worker_registers = workers == 3 ? 160 : planes > 1 ? 232 : 240;
-  static constexpr int a_bytes = planes * m * k * 2, b_bytes = planes * n * k * 2;
+  static constexpr int a_bytes = raw ? m * k * 4 : planes * m * k * 2, b_bytes = planes * n * k * 2;
   static constexpr int stage_bytes = a_bytes + b_bytes;
-  static constexpr int buffers = planes != 1 ? 0 : m * n <= 128 * 192 ? 4 : 2;  // a warp, 16 rows x 64 columns each
+  // a warp, of 16 rows x 128 bytes each
+  static constexpr int buffers = raw ? 4 : planes != 1 ? 0 : m * n <= 128 * 192 ? 4 : 2;
   static constexpr int warp_staging = buffers * 2048;
   static constexpr int staging_bytes = workers * 4 * warp_staging;
   static constexpr int bias_bytes = workers * n * sizeof(Out);
   static constexpr int shared_bytes = 1024 + stages * stage_bytes + staging_bytes + bias_bytes + 384;
   static_assert(!grad || (alone && planes == 1));
-  static_assert(worker_m % 64 == 0 && n % 64 == 0 && k % 16 == 0 && stages <= 14);
+  static_assert(!raw || (planes == 3 && k == kRawDepth && promote == k));
+  static_assert(worker_m % 64 == 0 && n % 32 == 0 && k % 16 == 0 && stages <= 14);
   static_assert(shared_bytes <= 227 * 1024, "a block has 227 KiB");
 };
 
-// One operand's share of a stage. K-major: planes of rows x k. MN-major: blocks of 64 rows, in them planes of k x 64.
+// One operand's share of a stage. K-major: planes of rows x k. MN-major: blocks of 64 rows, or of 32 where these are too
+// many, in them planes of k x block.
 template <bool mn, int planes, int rows, int k>
 struct StageOperand {
-  static constexpr ptx::Swizzle swizzle = mn || k == 64 ? ptx::Swizzle::b128 : ptx::Swizzle::b64;
+  static constexpr int block = rows % 64 == 0 ? 64 : 32;
+  static constexpr ptx::Swizzle swizzle = (mn ? block : k) == 64 ? ptx::Swizzle::b128 : ptx::Swizzle::b64;
 
   static __device__ __forceinline__ void load(const CUtensorMap* map, uint32_t at, uint32_t barrier, int row, int depth) {
 #pragma unroll
     for (int p = 0; p < planes; ++p) {
       if constexpr (mn) {
 #pragma unroll
-        for (int b = 0; b < rows / 64; ++b) {
-          ptx::tma_load(at + (b * planes + p) * k * 128, map, barrier, row + 64 * b, depth, p);
+        for (int b = 0; b < rows / block; ++b) {
+          ptx::tma_load(at + (b * planes + p) * k * block * 2, map, barrier, row + block * b, depth, p);
         }
       } else {
         ptx::tma_load(at + p * rows * k * 2, map, barrier, depth, row, p);
@@ -103,7 +111,8 @@ struct StageOperand {
   // The 16 columns from 16 * step of K, rows from `row`, of a plane.
   static __device__ __forceinline__ uint64_t tile(uint32_t at, int plane, int row, int step) {
     if constexpr (mn) {
-      return ptx::descriptor(at + (row / 64 * planes + plane) * k * 128 + step * 16 * 128, planes * k * 128, 1024, swizzle);
+      return ptx::descriptor(
+          at + ((row / block * planes + plane) * k + step * 16) * block * 2, planes * k * block * 2, 8 * block * 2, swizzle);
     } else {
       return ptx::descriptor(at + plane * rows * k * 2 + row * k * 2 + step * 32, 0, 8 * k * 2, swizzle);
     }
@@ -194,7 +203,13 @@ struct Kernel {
         const uint32_t barrier = full + 8 * ring.stage, at = stages + ring.stage * C::stage_bytes;
         ptx::barrier_expect(barrier, C::stage_bytes);
         const int depth = (tile.first + i) * C::k;
-        A::load(&args.a, at, barrier, tile.m * C::m, depth);
+        if constexpr (C::raw && C::a_mn) {
+#pragma unroll
+          for (int r = 0; r < C::m; r += 32) {
+            ptx::tma_load_2d(at + r * kRawLine, &args.a, barrier, tile.m * C::m + r, depth);
+          }
+        } else if constexpr (C::raw) ptx::tma_load_2d(at, &args.a, barrier, depth, tile.m * C::m);
+        else A::load(&args.a, at, barrier, tile.m * C::m, depth);
         B::load(&args.b, at + C::a_bytes, barrier, tile.n * C::n, depth);
       }
     }
@@ -292,6 +307,78 @@ struct Kernel {
     }
   }
 
+  // The same with A split on the way, a strip after the other. While one worker reads, splits and adds, the other's products
+  // run; where registers allow it, a worker's own do, too.
+  __device__ __forceinline__ void multiply_raw(
+      Accumulators& acc, Ring<C::stages>& ring, int blocks, int row, int worker) {
+    constexpr bool ahead = C::strips * C::n / 2 + C::n / 2 + 2 * 24 <= 200;
+    float chunk[C::n / 2];
+    uint32_t a[1 + ahead][C::k / 16][3][4];
+    const uint32_t offset = row * kRawLine + raw_offset<C::a_mn>();
+    const auto at = [&] { return stages + ring.stage * C::stage_bytes; };
+    const auto wait = [&] { ptx::barrier_wait(full + 8 * ring.stage, ring.phase); };
+#pragma unroll
+    for (int s = 0; s < C::strips; ++s) {
+#pragma unroll
+      for (int j = 0; j < C::n / 2; ++j) acc[s][j] = 0.f;
+    }
+    turn_begin(worker);
+    if constexpr (ahead) {
+      wait();
+      raw_planes<C::a_mn>(a[0], at(), offset);
+    }
+    for (int i = 0; i < blocks; ++i) {
+      if constexpr (!ahead) wait();
+#pragma unroll
+      for (int s = 0; s < C::strips; ++s) {
+        if constexpr (!ahead) raw_planes<C::a_mn>(a[0], at() + s * 64 * kRawLine, offset);
+        pin_planes(a[0]);
+        if constexpr (!C::alone) ptx::named_sync(1 + worker, 256);
+        ptx::forget(chunk);
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int product = 0; product < 6; ++product) {
+          constexpr int a_planes[6] = {2, 0, 1, 1, 0, 0}, b_planes[6] = {0, 2, 1, 0, 1, 0};
+#pragma unroll
+          for (int k = 0; k < C::k / 16; ++k) {
+            ptx::wgmma_registers<C::n, C::b_mn>(
+                chunk, a[0][k][a_planes[product]], B::tile(at() + C::a_bytes, b_planes[product], 0, k), product | k);
+          }
+        }
+        ptx::wgmma_commit();
+        if constexpr (!C::alone) ptx::named_arrive(1 + (worker + 1) % C::workers, 256);
+        else if (s == C::strips - 1 && i + 1 == blocks) turn_end(worker);
+        const int stage = ring.stage;
+        if (s == C::strips - 1) ring.step();
+        if constexpr (ahead) {
+          if (s < C::strips - 1) {
+            raw_planes<C::a_mn>(a[ahead], at() + (s + 1) * 64 * kRawLine, offset);
+          } else if (i + 1 < blocks) {
+            wait();
+            raw_planes<C::a_mn>(a[ahead], at(), offset);
+          }
+          pin_planes(a[ahead]);
+        }
+        ptx::pin(chunk);
+        ptx::wgmma_wait<0>();
+        ptx::pin(chunk);
+        pin_planes(a[0]);
+        if (s == C::strips - 1) release(stage);
+#pragma unroll
+        for (int j = 0; j < C::n / 2; ++j) acc[s][j] += chunk[j];
+        if constexpr (ahead) {
+#pragma unroll
+          for (int j = 0; j < C::k / 16 * 12; ++j) a[0][j / 12][j / 4 % 3][j % 4] = a[1][j / 12][j / 4 % 3][j % 4];
+        }
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void pin_planes(uint32_t (&a)[C::k / 16][3][4]) {
+#pragma unroll
+    for (int i = 0; i < C::k / 16 * 3; ++i) ptx::pin(a[i / 3][i % 3]);
+  }
+
   // A piece of a spread tile: left for whoever comes last, who adds them up, always in the same order. True for that one.
   __device__ bool collect(Accumulators& acc, const Tile& tile, const Walk& walk, int worker) {
     constexpr int parts = C::alone ? 1 : C::workers, quads = C::strips * C::n / 8;
@@ -386,13 +473,65 @@ struct Kernel {
     }
   }
 
+  // As the other operand's rows: eight lanes write 32 bytes side by side.
+  __device__ __forceinline__ void finish_turned(Accumulators& acc, const Tile& tile, int row) {
+    constexpr int wide = C::n / kPiece;
+    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int i = 0; i < C::strips * wide; ++i) {
+      const int m = tile.m * C::m + row + i / wide * 64 + 16 * warp + lane / 4;
+      const int n = tile.n * C::n + kPiece * (i % wide) + 2 * (lane % 4);
+      float v[16] = {};  // as in finish
+      pick(v, acc, i);
+      float* to = static_cast<float*>(args.y_data) + n * args.ld + m;
+#pragma unroll
+      for (int j = 0; j < 16; ++j) {
+        const int right = j / 4 * 8 + j % 2, down = j / 2 % 2 * 8;
+        if (m + down < args.M && n + right < args.N) to[right * args.ld + down] = v[j];
+      }
+    }
+  }
+
+  // float32 by whole lines of 128 bytes, which leave while the next piece is worked on.
+  __device__ __forceinline__ void finish_floats(
+      Accumulators& acc, const Tile& tile, int row, uint32_t bias_at, uint32_t buffers, int& turn) {
+    constexpr int wide = C::n / kPiece;
+    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+    const bool both = args.z_data != nullptr;
+#pragma unroll 1
+    for (int i = 0; i < C::strips * wide; ++i) {
+      const int q = i % wide, m = tile.m * C::m + row + i / wide * 64 + 16 * warp, n = tile.n * C::n + kPiece * q;
+      if (m >= args.M || n >= args.N) continue;
+      const uint32_t z_at = buffers + 2 * turn * 2048, y_at = z_at + 2048;
+      if (lane == 0) ptx::tma_wait_read<1>();  // what left these two before
+      __syncwarp();
+      float v[16] = {};  // as in finish
+      pick(v, acc, i);
+      if (args.bias) add_bias<float>(v, bias_at + kPiece * q * sizeof(float));
+      if (both) floats_to_shared(z_at, v);
+      activate<true>(v, args.act);
+      floats_to_shared(y_at, v);
+      ptx::proxy_fence();
+      __syncwarp();
+      if (lane == 0) {
+        if (both) ptx::tma_store(&args.z, z_at, n, m);
+        ptx::tma_store(&args.y, y_at, n, m);
+        ptx::tma_commit();
+      }
+      turn ^= 1;
+    }
+  }
+
   __device__ __forceinline__ void finish(
       Accumulators& acc, const Tile& tile, int row, uint32_t bias_at, uint32_t buffers, int& turn) {
     using Out = typename C::Out;
     constexpr int wide = C::n / kPiece;
     const int warp = threadIdx.x % 128 / 32;
     const bool both = args.z_data != nullptr;
-    if constexpr (C::planes == 1) {
+    if constexpr (C::raw) {
+      if (args.staged) return finish_floats(acc, tile, row, bias_at, buffers, turn);
+      if (C::a_mn && args.turned) return finish_turned(acc, tile, row);
+    } else if constexpr (C::planes == 1) {
       if (args.staged) {  // one straight path an activation: jumps starve the instruction cache
         switch (args.act) {
           case none: return finish_staged<none>(acc, tile, row, bias_at, buffers, turn);
@@ -406,7 +545,7 @@ struct Kernel {
     for (int i = 0; i < C::strips * wide; ++i) {
       const int q = i % wide, m = tile.m * C::m + row + i / wide * 64 + 16 * warp, n = tile.n * C::n + kPiece * q;
       if (m >= args.M || n >= args.N) continue;
-      float v[16];
+      float v[16] = {};  // or else they stay live from tile to tile: no one branch of `pick` is sure to be taken
       pick(v, acc, i);
       if (args.bias) add_bias<Out>(v, bias_at + kPiece * q * sizeof(Out));
       if (both) to_memory(static_cast<Out*>(args.z_data), args.ld, v, m, n, args.M, args.N);
@@ -497,6 +636,7 @@ struct Kernel {
   }
 
   // The first planes are rounded up by as much as one part in 500, and their product may overflow where float32's does not.
+  // And raw A's planes of what is not finite are NaN.
   __device__ __forceinline__ bool overflown(const Accumulators& acc) {
     bool any = false;
 #pragma unroll
@@ -509,6 +649,7 @@ struct Kernel {
 
   // A worker's part of a tile again, in plain float32.
   __device__ void redo(const Tile& tile, int row, int worker) {
+    if (C::buffers > 0 && threadIdx.x % 32 == 0) ptx::tma_wait_all();  // the first results may not arrive after these
     ptx::named_sync(8 + worker, 128);
     for (int e = threadIdx.x % 128; e < C::worker_m * C::n; e += 128) {
       const int m = tile.m * C::m + row + e / C::n, n = tile.n * C::n + e % C::n;
@@ -518,7 +659,7 @@ struct Kernel {
       if (args.bias) v[0] += static_cast<const float*>(args.bias)[n];
       if (args.z_data) static_cast<float*>(args.z_data)[m * args.ld + n] = v[0];
       activate<true>(v, args.act);
-      static_cast<float*>(args.y_data)[m * args.ld + n] = v[0];
+      static_cast<float*>(args.y_data)[args.turned ? n * args.ld + m : m * args.ld + n] = v[0];
     }
   }
 
@@ -557,6 +698,7 @@ struct Kernel {
         fetch(tile, 0, buffers, barriers);
       }
       if constexpr (C::planes == 1) multiply(acc, ring, tile.blocks, row, worker);
+      else if constexpr (C::raw) multiply_raw(acc, ring, tile.blocks, row, worker);
       else multiply_planes(acc, ring, tile.blocks, row, worker);
       if (tile.spread >= 0 && !collect(acc, tile, walk, worker)) continue;
       if constexpr (C::grad) {

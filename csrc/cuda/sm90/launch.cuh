@@ -25,17 +25,20 @@ inline PFN_cuTensorMapEncodeTiled_v12000 encoder() {
   return found;
 }
 
-// A map of (depth, outer, inner) elements of 2 bytes and of the boxes copied.
+// A map of (depth, outer, inner) elements and of the boxes copied.
 inline void encode(
-    CUtensorMap* map, int rank, bool bf16, const void* data, int64_t inner, int64_t outer, int64_t depth, int64_t ld,
+    CUtensorMap* map, int rank, Type type, const void* data, int64_t inner, int64_t outer, int64_t depth, int64_t ld,
     int64_t plane, int box_inner, int box_outer, bool swizzle64 = false) {
+  const CUtensorMapDataType element = type == Type::f32    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                                      : type == Type::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                           : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  const int size = type == Type::f32 ? 4 : 2;
   const cuuint64_t sizes[3] = {cuuint64_t(inner), cuuint64_t(outer), cuuint64_t(depth)};
-  const cuuint64_t strides[2] = {cuuint64_t(ld) * 2, cuuint64_t(plane) * 2};
+  const cuuint64_t strides[2] = {cuuint64_t(ld) * size, cuuint64_t(plane) * size};
   const cuuint32_t box[3] = {cuuint32_t(box_inner), cuuint32_t(box_outer), 1}, ones[3] = {1, 1, 1};
   const auto make = [&] {
     return encoder()(
-        map, bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, rank, const_cast<void*>(data),
-        sizes, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
+        map, element, rank, const_cast<void*>(data), sizes, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
         swizzle64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   };
@@ -52,17 +55,19 @@ inline void encode(
 }
 
 template <bool mn>
-void encode_operand(CUtensorMap* map, bool bf16, const Operand& x, int rows, int K, int planes, int tile_rows, int tile_k) {
+void encode_operand(
+    CUtensorMap* map, Type type, const Operand& x, int rows, int K, int planes, int tile_rows, int tile_k) {
   const int64_t plane = planes == 1 ? x.ld * (mn ? K : rows) : x.plane;
-  if constexpr (mn) encode(map, 3, bf16, x.data, rows, K, planes, x.ld, plane, 64, tile_k);
-  else encode(map, 3, bf16, x.data, K, rows, planes, x.ld, plane, tile_k, tile_rows, tile_k == 32);
+  const int block = tile_rows % 64 == 0 ? 64 : 32;
+  if constexpr (mn) encode(map, 3, type, x.data, rows, K, planes, x.ld, plane, block, tile_k, block == 32);
+  else encode(map, 3, type, x.data, K, rows, planes, x.ld, plane, tile_k, tile_rows, tile_k == 32);
 }
 
 constexpr int64_t kArrivalBytes = int64_t{1} << 14;  // counters of the spread tiles, under two rounds of them
 
 template <class C>
 void launch(const Problem& p, cudaStream_t stream) {
-  constexpr bool bf16 = std::is_same_v<typename C::T, __nv_bfloat16>;
+  constexpr Type type = std::is_same_v<typename C::T, __nv_bfloat16> ? Type::bf16 : Type::f16;
   Args args{};
   args.bias = p.bias;
   args.y_data = p.y;
@@ -86,12 +91,17 @@ void launch(const Problem& p, cudaStream_t stream) {
   };
   args.a_source = source(p.a);
   args.b_source = source(p.b);
-  args.staged = C::planes == 1 && p.ld % 8 == 0;
-  encode_operand<C::a_mn>(&args.a, bf16, p.a, p.M, p.K, C::planes, C::m, C::k);
-  encode_operand<C::b_mn>(&args.b, bf16, p.b, p.N, p.K, C::planes, C::n, C::k);
+  args.turned = p.turned;
+  args.staged = C::buffers > 0 && !p.turned && p.ld % (C::raw ? 4 : 8) == 0;
+  if (C::raw && C::a_mn) encode(&args.a, 2, Type::f32, p.a.data, p.M, p.K, 1, p.a.ld, 0, 32, C::k);
+  else if (C::raw) encode(&args.a, 2, Type::f32, p.a.data, p.K, p.M, 1, p.a.ld, 0, C::k, C::m);
+  else encode_operand<C::a_mn>(&args.a, type, p.a, p.M, p.K, C::planes, C::m, C::k);
+  encode_operand<C::b_mn>(&args.b, type, p.b, p.N, p.K, C::planes, C::n, C::k);
   if (args.staged) {
-    encode(&args.y, 2, bf16, p.y, p.N, p.M, 1, p.ld, 0, 64, 16);
-    if (p.z) encode(&args.z, 2, bf16, p.z, p.N, p.M, 1, p.ld, 0, 64, 16);
+    constexpr Type out = C::raw ? Type::f32 : type;
+    constexpr int columns = C::raw ? 32 : 64;  // 128 bytes
+    encode(&args.y, 2, out, p.y, p.N, p.M, 1, p.ld, 0, columns, 16);
+    if (p.z) encode(&args.z, 2, out, p.z, p.N, p.M, 1, p.ld, 0, columns, 16);
   }
   const int blocks = args.whole > 0 ? std::min(p.processors, args.whole) : int(std::min<int64_t>(p.processors, spread));
   if (spread > 0) {
@@ -118,5 +128,8 @@ void wgmma_weight_grad(const Problem&, cudaStream_t);
 void split_forward(const Problem&, cudaStream_t);
 void split_input_grad(const Problem&, cudaStream_t);
 void split_weight_grad(const Problem&, cudaStream_t);
+void raw_forward(const Problem&, cudaStream_t);
+void raw_input_grad(const Problem&, cudaStream_t);
+void raw_weight_grad(const Problem&, cudaStream_t);
 
 }  // namespace zoo::cuda::sm90

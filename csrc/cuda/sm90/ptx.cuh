@@ -201,6 +201,10 @@ __device__ __forceinline__ float2 load2_shared(uint32_t address) {
   return v;
 }
 
+__device__ __forceinline__ void store2_shared(uint32_t address, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
+}
+
 template <typename T>
 __device__ __forceinline__ void store_shared(uint32_t address, T v) {
   if constexpr (sizeof(T) == 4) asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
@@ -214,7 +218,8 @@ __device__ __forceinline__ void stmatrix(uint32_t to, uint32_t a, uint32_t b, ui
                : "memory");
 }
 
-// ---- wgmma: D (64 x N, float, in the registers of four warps) += A (64 x 16) B (16 x N), both in shared memory
+// ---- wgmma: D (64 x N, float, in the registers of four warps) += A (64 x 16) B (16 x N), B in shared memory and A there
+// too or in registers
 
 enum class Swizzle : uint64_t { b128 = 1, b64 = 2, b32 = 3 };
 
@@ -246,6 +251,13 @@ __device__ __forceinline__ void pin(float (&d)[n]) {
   for (int i = 0; i < n; ++i) asm volatile("" : "+f"(d[i]));
 }
 
+// The same for A in registers: their values are there before, and nothing takes their place until after.
+template <int n>
+__device__ __forceinline__ void pin(uint32_t (&a)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) asm volatile("" : "+r"(a[i]));
+}
+
 // The accumulators' old values are not needed: the next wgmma overwrites them.
 template <int n>
 __device__ __forceinline__ void forget(float (&d)[n]) {
@@ -255,11 +267,13 @@ __device__ __forceinline__ void forget(float (&d)[n]) {
 
 #define ZOO_8(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
                     "+f"(d[i + 6]), "+f"(d[i + 7])
-#define ZOO_32(d, i) ZOO_8(d, i), ZOO_8(d, i + 8), ZOO_8(d, i + 16), ZOO_8(d, i + 24)
+#define ZOO_16(d, i) ZOO_8(d, i), ZOO_8(d, i + 8)
+#define ZOO_32(d, i) ZOO_16(d, i), ZOO_16(d, i + 16)
 #define ZOO_NAMES_0 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24," \
                     "%25,%26,%27,%28,%29,%30,%31"
 #define ZOO_NAMES_1 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54," \
                     "%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define ZOO_NAMES_1_HALF ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define ZOO_NAMES_2 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86," \
                     "%87,%88,%89,%90,%91,%92,%93,%94,%95"
 #define ZOO_NAMES_3 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114," \
@@ -297,11 +311,38 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a_tile, uint64
 #undef ZOO_WGMMA_OF
 }
 
+// A's registers of thread t, with g = t % 32 / 4 and q = t % 4: two neighbours in K each, the first in the lower half; row
+// 16 (t / 32) + g, k 2 q; row + 8; k + 8; both. bf16.
+#define ZOO_WGMMA_REGISTERS(shape, names, a0, a1, a2, a3, b, on, tb, ...)                                          \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" on ", 0;\n"                                                   \
+               "wgmma.mma_async.sync.aligned." shape ".f32.bf16.bf16 {" names "}, {%" a0 ", %" a1 ", %" a2 ", %" a3 \
+               "}, %" b ", p, 1, 1, %" tb ";\n}\n"                                                                 \
+               : __VA_ARGS__                                                                                       \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_tile), "r"(add), "n"(int(b_mn)))
+
+template <int N, bool b_mn>
+__device__ __forceinline__ void wgmma_registers(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b_tile, int add) {
+  static_assert(N == 96 || N == 128 || N == 192);
+  if constexpr (N == 96) {
+    ZOO_WGMMA_REGISTERS("m64n96k16", ZOO_NAMES_0 ZOO_NAMES_1_HALF, "48", "49", "50", "51", "52", "53", "54", ZOO_32(d, 0),
+                        ZOO_16(d, 32));
+  } else if constexpr (N == 128) {
+    ZOO_WGMMA_REGISTERS("m64n128k16", ZOO_NAMES_0 ZOO_NAMES_1, "64", "65", "66", "67", "68", "69", "70", ZOO_32(d, 0),
+                        ZOO_32(d, 32));
+  } else {
+    ZOO_WGMMA_REGISTERS("m64n192k16", ZOO_NAMES_0 ZOO_NAMES_1 ZOO_NAMES_2, "96", "97", "98", "99", "100", "101", "102",
+                        ZOO_32(d, 0), ZOO_32(d, 32), ZOO_32(d, 64));
+  }
+}
+
+#undef ZOO_WGMMA_REGISTERS
 #undef ZOO_WGMMA
 #undef ZOO_8
+#undef ZOO_16
 #undef ZOO_32
 #undef ZOO_NAMES_0
 #undef ZOO_NAMES_1
+#undef ZOO_NAMES_1_HALF
 #undef ZOO_NAMES_2
 #undef ZOO_NAMES_3
 

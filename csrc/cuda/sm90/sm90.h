@@ -26,6 +26,8 @@ struct Problem {
   int32_t M, N, K;
   Type type;
   int32_t planes;  // of an operand: 1, or of float32 2 or 3
+  bool raw_a;      // a's data is float32, rows that TMA can read, and has no planes; needs 3 of b
+  bool turned;     // y is (N, M): a along M and raw, no bias, no activation, no z
   Operand a, b;
   const void* bias;  // of the output's type, dense, or null
   void* y;

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "epilogue.cuh"
+#include "split.cuh"
 
 #include "../mma.cuh"
 
@@ -46,19 +47,6 @@ struct SmallArgs {
   SmallJob job[2];
   int stages;
 };
-
-// x = high + middle + low, each a float whose lower half is zero, so its upper half is a bf16. Exact but for tiny x; what is
-// not finite makes NaN, and the outputs that meet it are computed again.
-struct Parts {
-  uint32_t high, middle, low;  // of two numbers, the first in the lower half
-};
-__device__ __forceinline__ Parts split_pair(float x, float y) {
-  constexpr uint32_t upper = 0xFFFF0000u;
-  const auto rest = [](float v) { return v - __uint_as_float(__float_as_uint(v) & upper); };
-  const auto halves = [](float v, float w) { return __byte_perm(__float_as_uint(v), __float_as_uint(w), 0x7632); };
-  const float x1 = rest(x), y1 = rest(y);
-  return {halves(x, y), halves(x1, y1), halves(rest(x1), rest(y1))};
-}
 
 template <typename T>
 struct Small {

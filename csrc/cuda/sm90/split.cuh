@@ -1,4 +1,5 @@
-// One float32 as three bf16 that sum to it, to the last bit unless it is tiny; the first two are short by about 2^-17.
+// One float32 as three bf16 that sum to it, to the last bit unless it is tiny. Rounded, for planes in memory: the first two
+// are short by about 2^-17.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -33,6 +34,19 @@ __device__ __forceinline__ void store_planes(
   for (int p = 0; p < 3; ++p) {
     if (p < count) *reinterpret_cast<uint4*>(to + p * plane) = *reinterpret_cast<uint4*>(out[p]);
   }
+}
+
+// In registers, by truncation: x = high + middle + low, each a float whose lower half is zero, so its upper half is a bf16.
+// Exact but for tiny x, and all of x's sign. What is not finite makes NaN, and the outputs that meet it are computed again.
+struct Parts {
+  uint32_t high, middle, low;  // of two numbers, the first in the lower half
+};
+__device__ __forceinline__ Parts split_pair(float x, float y) {
+  constexpr uint32_t upper = 0xFFFF0000u;
+  const auto rest = [](float v) { return v - __uint_as_float(__float_as_uint(v) & upper); };
+  const auto halves = [](float v, float w) { return __byte_perm(__float_as_uint(v), __float_as_uint(w), 0x7632); };
+  const float x1 = rest(x), y1 = rest(y);
+  return {halves(x, y), halves(x1, y1), halves(rest(x1), rest(y1))};
 }
 
 }  // namespace zoo::cuda::sm90

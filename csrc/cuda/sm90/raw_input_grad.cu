@@ -1,0 +1,9 @@
+#include "raw_gemm.cuh"
+
+namespace zoo::cuda::sm90 {
+
+void raw_input_grad(const Problem& p, cudaStream_t stream) {
+  raw_layout<false, true>(p, stream);
+}
+
+}  // namespace zoo::cuda::sm90
