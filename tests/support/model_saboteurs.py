@@ -105,6 +105,21 @@ class AddsUpGradients(nn.Linear):
         return F.linear(input, weight, self.bias)
 
 
+@caught_by("model-sgd-autocast", IN_MODELS)
+class CastsOnce(nn.Linear):
+    """Keeps the weight that it cast for autocast, for as long as the Parameter is the same object."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        kind = self.weight.device.type
+        if not torch.is_autocast_enabled(kind):
+            return F.linear(input, self.weight, self.bias)
+        cast = self.__dict__.get("cast")
+        if cast is None:
+            cast = self.__dict__["cast"] = self.weight.detach().to(torch.get_autocast_dtype(kind))
+        weight = self.weight.to(cast.dtype)
+        return F.linear(input, weight + (cast - weight).detach(), self.bias)
+
+
 @caught_by("model-adamw", IN_MODELS)
 class StaleInTraining(nn.Linear):
     """Packs its weight when the module changes its mode, and computes with that until the next time."""

@@ -24,6 +24,7 @@ from zoo.verify.running import claim_named, judge_claim
 from zoo.verify.subject import Subject
 
 CPU = torch.device("cpu")
+AUTOCAST = ("model-autocast@mlp", "model-captured@mlp", "model-sgd-autocast@mlp")
 
 
 @pytest.mark.parametrize(("layer", "name"), [pytest.param(*i, id=f"{i[0].__name__}-{i[1]}") for i in IN_MODELS.items()])
@@ -44,7 +45,7 @@ def test_an_honest_layer_is_not_flagged(layer: object) -> None:
     built = layer in (nn.Linear, honest.FromScratch)
     for claim in claims_of("mlp"):
         verdict = judge_claim(claim, Subject(layer), seed=1)
-        if layer is honest.Refuses and claim.name in ("model-autocast@mlp", "model-captured@mlp"):
+        if layer is honest.Refuses and claim.name in AUTOCAST:
             assert verdict.status == "refused" and "autocast are not supported" in verdict.reason, verdict
         elif built and claim.name == "model-unpatch@mlp":
             assert verdict.status == UNTESTED and "built" in verdict.reason, verdict
@@ -116,7 +117,7 @@ def test_patched_or_built() -> None:
 
 
 def test_a_model_without_linears_is_untested() -> None:
-    with pytest.raises(Untested, match="no Linear"), swapped(nn.Sequential(nn.Conv2d(3, 3, 1)), Subject(Linear)):
+    with pytest.raises(Untested, match="no linear layer"), swapped(nn.Sequential(nn.Conv2d(3, 3, 1)), Subject(Linear)):
         pass
 
 
@@ -143,7 +144,7 @@ def test_training_excuses_rounding_and_no_more() -> None:
     found = judge_claim(claim_named("model-sgd@mlp"), Subject(off_by_a_rounding))
     assert found.status == FAIL and "after 20 steps, losses: error" in found.reason
     exact, images = small_model("mlp", CPU)
-    moved = list(learning._moved(exact, images))
+    moved = list(learning._moved(exact, images, 0.0))
     assert len(moved) == RESAMPLES
     for model, other in moved:
         for a, b in ((images, other), (exact[0].weight, model[0].weight)):  # type: ignore[index]

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.bypass import weights_read_past_forward
-from zoo.layers.registry import registered, stock_of
+from zoo.layers.registry import kind_of, registered
 from zoo.preparing import make, real_inputs
 from zoo.swap import patch
 from zoo.sweep.inputs import smallest_shape
@@ -20,9 +20,8 @@ from zoo.verify.outcome import Untested
 from zoo.verify.subject import Subject
 from zoo.verify.target import build
 
-__all__ = ["KIND", "Swap", "small_model", "stock_model", "swapped", "twin_of_module"]
+__all__ = ["Swap", "small_model", "stock_model", "swapped"]
 
-KIND = "linear"
 LEAST_SIDE = 64
 """Pixels of the images that a model is trained on, where it takes that few: a last stage of 2 x 2 values."""
 
@@ -83,27 +82,27 @@ def swapped(model: nn.Module, s: Subject) -> Iterator[Swap]:
     Raises:
         Untested: the model has no layer that can be swapped.
     """
-    why = _unpatchable(s.layer)
+    why = _unpatchable(s)
     if why:
-        yield _used(Swap(_rebuilt(model, s), why))
+        yield _used(Swap(_rebuilt(model, s), why), s)
         return
-    with registered(KIND, s.layer) as name:
-        yield _used(Swap(patch(model, KIND, layer=name).swapped))
+    with registered(s.kind, s.layer) as name:
+        yield _used(Swap(patch(model, s.kind, layer=name).swapped), s)
 
 
-def _used(swap: Swap) -> Swap:
+def _used(swap: Swap, s: Subject) -> Swap:
     if not swap.names:
-        raise Untested("the model has no Linear that can be swapped")
+        raise Untested(f"the model has no {s.kind} layer that can be swapped")
     return swap
 
 
-def _unpatchable(layer: object) -> str:
-    stock = stock_of(KIND)
-    own_init = isinstance(layer, type) and layer.__init__ is not stock.__init__  # type: ignore[misc]
-    if own_init and not hasattr(layer, "adopt"):
+def _unpatchable(s: Subject) -> str:
+    stock = kind_of(s.kind).stock
+    own_init = stock is not None and isinstance(s.layer, type) and s.layer.__init__ is not stock.__init__  # type: ignore[misc]
+    if own_init and not hasattr(s.layer, "adopt"):
         return "it has an __init__ of its own and no adopt(), so that a module cannot become one in place"
     try:
-        with registered(KIND, layer):
+        with registered(s.kind, s.layer):
             return ""
     except ValueError as error:
         return str(error)
@@ -111,24 +110,11 @@ def _unpatchable(layer: object) -> str:
 
 def _rebuilt(model: nn.Module, s: Subject) -> tuple[str, ...]:
     past = weights_read_past_forward(model)
-    chosen = [(n, m) for n, m in model.named_modules() if n and type(m) is stock_of(KIND) and m not in past]
-    for name, stock in chosen:
+    chosen = [(n, m) for n, m in model.named_modules() if n and type(m) is nn.Linear and m not in past]
+    for name, stock in chosen if s.kind == "linear" else ():
+        where: dict[str, Any] = {"device": stock.weight.device, "dtype": stock.weight.dtype}
+        layer = build(s.layer, stock.in_features, stock.out_features, bias=stock.bias is not None, **where)
+        layer.load_state_dict(stock.state_dict())
         parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, twin_of_module(stock, s))
-    return tuple(name for name, _ in chosen)
-
-
-def twin_of_module(stock: nn.Module, s: Subject) -> nn.Module:
-    """The layer under test, built to the sizes of a stock one, with its weights and in its mode."""
-    assert isinstance(stock, nn.Linear)
-    weight = stock.weight
-    layer = build(
-        s.layer,
-        stock.in_features,
-        stock.out_features,
-        bias=stock.bias is not None,
-        device=weight.device,
-        dtype=weight.dtype,
-    )
-    layer.load_state_dict(stock.state_dict())
-    return layer.train(stock.training)
+        setattr(model.get_submodule(parent), child, layer.train(stock.training))
+    return tuple(name for name, _ in chosen) if s.kind == "linear" else ()

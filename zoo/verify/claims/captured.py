@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from zoo.judging import Measure
-from zoo.layers.registry import stock_of
+from zoo.layers.registry import kind_of
 from zoo.passes import private_copy
 from zoo.verify.claims.learning import cross_entropy
-from zoo.verify.models import KIND, stock_model, twin_of_module
+from zoo.verify.models import stock_model, swapped
 from zoo.verify.outcome import REFUSED, Broken, Refused, Untested, outcome_of
 from zoo.verify.subject import ALL, Case, Subject, evaluate, hold, measures
 
@@ -36,8 +36,9 @@ class Call:
         return f"{self.name} {tuple(self.input.shape)}{features}"
 
 
-def calls_of(model: nn.Module, images: Tensor) -> list[Call]:
-    """What each stock layer of the kind is called with in a training step, in the order of the calls."""
+def calls_of(model: nn.Module, images: Tensor, kind: str = "linear") -> list[Call]:
+    """What each stock layer of a kind is called with in a training step, in the order of the calls."""
+    stock = kind_of(kind).stock
     calls: list[Call] = []
 
     def hook(name: str) -> Any:
@@ -49,7 +50,7 @@ def calls_of(model: nn.Module, images: Tensor) -> list[Call]:
 
         return keep
 
-    chosen = [(name, module) for name, module in model.named_modules() if type(module) is stock_of(KIND)]
+    chosen = [(name, module) for name, module in model.named_modules() if type(module) is stock]
     handles = [module.register_forward_hook(hook(name)) for name, module in chosen]
     try:
         cross_entropy(model, images).backward()
@@ -66,26 +67,28 @@ def replayed(s: Subject, name: str) -> None:
     for half in (False, True):
         model, images = stock_model(name, s.device)
         with _precision(s, half):
-            calls = calls_of(model, images)
-        if not calls:
-            raise Untested("the stock model calls no Linear")
-        for call in calls:
-            what = f"{call} under autocast" if half else str(call)
-            # copies, for an evaluation sets which gradients are required
-            stock, exact = copy.deepcopy(call.module), copy.deepcopy(call.module).double()
-            custom = twin_of_module(call.module, s)
-            right = evaluate(exact, _case(call, torch.float64))
-            with _precision(s, half):
-                try:
-                    values = evaluate(custom, _case(call))
-                except Exception as error:
-                    status, reason = outcome_of(error)
-                    if status != REFUSED:
-                        raise Broken(f"{what}: {reason}") from None
-                    refused.append(f"{what}: {reason}")
+            calls = calls_of(model, images, s.kind)
+        custom = copy.deepcopy(model)
+        with swapped(custom, s) as swap:
+            for call in calls:
+                if call.name not in swap.names:
                     continue
+                what = f"{call} under autocast" if half else str(call)
+                right = evaluate(copy.deepcopy(call.module).double(), _case(call, torch.float64))
+                with _precision(s, half):
+                    try:
+                        values = evaluate(custom.get_submodule(call.name), _case(call))
+                    except Exception as error:
+                        status, reason = outcome_of(error)
+                        if status != REFUSED:
+                            raise Broken(f"{what}: {reason}") from None
+                        refused.append(f"{what}: {reason}")
+                        continue
+                    stock = evaluate(copy.deepcopy(call.module), _case(call))
                 got.update(measures(what, values, right))
-                want.update(measures(what, evaluate(stock, _case(call)), right))
+                want.update(measures(what, stock, right))
+    if not want and not refused:
+        raise Untested(f"the stock model calls no {s.kind} layer that can be swapped")
     hold(got, want)
     if refused:
         raise Refused(f"{len(refused)} calls, first {refused[0]}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -20,7 +21,7 @@ from zoo.verify.outcome import Broken, Untested
 from zoo.verify.subject import Subject, measures, saying
 from zoo.verify.trained import trained
 
-__all__ = ["STEPS", "adamw", "cross_entropy", "sgd", "top1"]
+__all__ = ["STEPS", "adamw", "cross_entropy", "sgd", "sgd_autocast", "top1"]
 
 STEPS = 20
 BUDGET = 75.0
@@ -32,15 +33,22 @@ Measures = dict[str, "Measure | None"]
 
 
 def sgd(s: Subject, name: str) -> None:
-    _trains_alike(s, name, lambda parameters: torch.optim.SGD(parameters, lr=0.02, momentum=0.9))
+    _trains_alike(s, name, _SGD)
+
+
+def sgd_autocast(s: Subject, name: str) -> None:
+    _trains_alike(s, name, _SGD, half=True)
 
 
 def adamw(s: Subject, name: str) -> None:
     # eps: a gradient that is zero but for rounding, as that of a key's bias in attention, shall not become a step
-    _trains_alike(s, name, lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, eps=1e-5))
+    _trains_alike(s, name, functools.partial(torch.optim.AdamW, lr=1e-3, eps=1e-5))
 
 
-def _trains_alike(s: Subject, name: str, optimizer: Optimizer) -> None:
+_SGD = functools.partial(torch.optim.SGD, lr=0.02, momentum=0.9)
+
+
+def _trains_alike(s: Subject, name: str, optimizer: Optimizer, *, half: bool = False) -> None:
     stock, images = small_model(name, s.device)
     begun = took = time.monotonic()
     for _ in range(2):  # the first has things to set up
@@ -51,23 +59,25 @@ def _trains_alike(s: Subject, name: str, optimizer: Optimizer) -> None:
     custom = copy.deepcopy(stock)
     exact = _learnt(twin_of(stock, torch.float64), images.double(), optimizer)
     with swapped(custom, s):
-        got = measures("", _learnt(custom, images, optimizer), exact)
-    want = measures("", _learnt(copy.deepcopy(stock), images, optimizer), exact)
+        got = measures("", _learnt(custom, images, optimizer, half=half), exact)
+    want = measures("", _learnt(copy.deepcopy(stock), images, optimizer, half=half), exact)
     entries = judge("value", got, want)
-    for moved in _moved(stock, images):
+    rounding = torch.finfo(torch.bfloat16 if half else torch.float32).eps
+    for moved in _moved(stock, images, rounding):
         if not _in_doubt(entries):
             break
         if time.monotonic() - begun > BUDGET:
             raise Untested(f"in doubt after {BUDGET:g} s, in which the stock model was to show how far rounding leads")
-        want = _larger(want, measures("", _learnt(*moved, optimizer), exact))
+        want = _larger(want, measures("", _learnt(*moved, optimizer, half=half), exact))
         entries = judge("value", got, want)
     if wrong := [entry for entry in entries if not entry.ok]:
-        losses = next((e for e in wrong if e.name == "losses"), None)
-        first = min(wrong, key=lambda e: -e.excess) if losses is None else losses
+        first = next((e for e in wrong if e.name == "losses"), None) or max(wrong, key=lambda e: e.excess)
         raise Broken(f"{len(wrong)} of {len(entries)} are wrong after {STEPS} steps, {saying(first)}")
 
 
-def _learnt(model: nn.Module, images: Tensor, optimizer: Optimizer, *, steps: int = STEPS) -> dict[str, Tensor]:
+def _learnt(
+    model: nn.Module, images: Tensor, optimizer: Optimizer, *, steps: int = STEPS, half: bool = False
+) -> dict[str, Tensor]:
     """The losses of the steps, and all that the state dict holds after them."""
     model.train()
     for module in model.modules():
@@ -78,7 +88,8 @@ def _learnt(model: nn.Module, images: Tensor, optimizer: Optimizer, *, steps: in
     losses = []
     for _ in range(steps):
         chosen.zero_grad()
-        loss = cross_entropy(model, images)
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=half):
+            loss = cross_entropy(model, images)
         loss.backward()
         chosen.step()
         losses.append(loss.detach())
@@ -92,15 +103,15 @@ def cross_entropy(model: nn.Module, images: Tensor) -> Tensor:
     return F.cross_entropy(logits, labels)
 
 
-def _moved(stock: nn.Module, images: Tensor) -> Iterator[tuple[nn.Module, Tensor]]:
+def _moved(stock: nn.Module, images: Tensor, rounding: float) -> Iterator[tuple[nn.Module, Tensor]]:
     """The stock model and its images, moved at random by about a rounding: what training makes of one."""
     generator = torch.Generator().manual_seed(_SEED)
     for _ in range(RESAMPLES):
         moved = copy.deepcopy(stock)
         with torch.no_grad():
             for parameter in moved.parameters():
-                parameter.copy_(jittered(parameter, generator, 0.0))
-        yield moved, jittered(images, generator, 0.0)
+                parameter.copy_(jittered(parameter, generator, rounding))
+        yield moved, jittered(images, generator, rounding)
 
 
 def _in_doubt(entries: Iterable[Entry]) -> bool:

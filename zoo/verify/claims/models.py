@@ -162,6 +162,7 @@ _CHECKS: dict[str, tuple[str, Check]] = {
     "model-autocast": ("outputs and gradients hold under autocast to bfloat16", autocast),
     "model-captured": ("right on the activations and gradients that each stock layer had, alone", captured.replayed),
     "model-sgd": ("losses and weights of 20 steps of SGD are as near to float64's as stock's", learning.sgd),
+    "model-sgd-autocast": ("20 steps of SGD under autocast to bfloat16 do so, too", learning.sgd_autocast),
     "model-adamw": ("losses and weights of 20 steps of AdamW are as near to float64's as stock's", learning.adamw),
     "model-top-1": ("trained weights name real images as they do with the stock layer", learning.top1),
     "model-state-dict": ("the model's state dict is the stock model's, both ways", state_dict),
