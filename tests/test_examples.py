@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 import signal
@@ -136,3 +138,54 @@ def test_bring_your_own_linear_finds_the_wrong_one() -> None:
     assert out.count("gradients: right") == 2
     assert "gradients: 25 WRONG" in out
     assert "first divergence: gradient head.bias" in out
+
+
+VERDICTS = {
+    "triton_linear-cpu": "triton_linear:triton_linear",
+    "low_rank_linear-cpu": "low_rank_linear:LowRankLinear",
+    "low_rank_linear-against-its-twin-cpu": "low_rank_linear:LowRankLinear",
+    "int8_linear-cpu": "int8_linear:Int8Linear",
+    "int8_linear-against-its-twin-cpu": "int8_linear:Int8Linear",
+}
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_a_committed_verdict_is_of_the_code_that_is_here(name: str) -> None:
+    data = json.loads((EXAMPLES / "results" / "verify" / f"{name}.json").read_text(encoding="utf-8"))
+    script = EXAMPLES / data["source_file"]
+    text = script.read_text(encoding="utf-8")
+    assert data["target"] == VERDICTS[name] and data["complete"] and data["seed"] == 0
+    assert data["source_sha256"] == hashlib.sha256(script.read_bytes()).hexdigest(), "made of another version"
+    assert f"--json results/verify/{name}.json" in " ".join(text.split())
+    assert data["target"] in data["command"] and ((data["against"] or "") in data["command"])
+    (values,) = [v["status"] for v in data["verdicts"] if v["claim"] == "values"]
+    assert values == ("fail" if name in ("low_rank_linear-cpu", "int8_linear-cpu") else "pass")
+
+
+def verdicts(out: str) -> list[tuple[str, str]]:
+    return re.findall(r"^ ([a-z][\w-]+) +(pass|fail|refused|untested) +[\d.]+ ", out, re.M)
+
+
+def test_low_rank_linear() -> None:
+    out = run("low_rank_linear.py", "--claim", "values", "--claim", "gradients", "--claim", "output")
+    names = ("build", "values", "output", "gradients")
+    beside_linear = ("pass", "fail", "pass", "fail")
+    assert verdicts(out) == [*zip(names, beside_linear, strict=True), *((name, "pass") for name in names)]
+
+
+def test_int8_linear() -> None:
+    pytest.importorskip("torchao")
+    out = run("int8_linear.py", "--claim", "values", "--claim", "gradients", "--claim", "determinism")
+    names = ("build", "values", "gradients", "determinism")
+    beside_linear = ("pass", "fail", "refused", "pass")  # of the weight, which is not trained
+    assert verdicts(out) == [*zip(names, beside_linear, strict=True), *((name, "pass") for name in names)]
+
+
+def test_triton_linear() -> None:
+    pytest.importorskip("triton")
+    out = run("triton_linear.py", "--claim", "edge-shapes", "--claim", "gradients", TRITON_INTERPRET="1")
+    assert verdicts(out) == [("build", "pass"), ("edge-shapes", "pass"), ("gradients", "pass")]
+    if not torch.cuda.is_available():
+        assert run("triton_linear.py", TRITON_INTERPRET="0").startswith(
+            "a Triton kernel runs on a GPU; TRITON_INTERPRET=1"
+        )

@@ -470,7 +470,11 @@ def verify(
         str,
         typer.Argument(metavar="TARGET", help="module:Name of a class or function, or a registered layer's name."),
     ],
-    kind: Annotated[str, typer.Option(metavar="KIND", help="Of layer.")] = "linear",
+    kind: Annotated[str, typer.Option(metavar="KIND", help="linear, layer_norm, conv2d or mlp.")] = "linear",
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:NAME", help="A class to compare with in the place of the stock layer: its twin."),
+    ] = None,
     claim: Annotated[
         list[str] | None,
         typer.Option("--claim", metavar="GLOB", help="Claims by name, as 'gradients*'; repeatable. All, unless told."),
@@ -502,6 +506,7 @@ def verify(
         return run(
             target,
             kind=kind,
+            against=against,
             claims=claim or (),
             models=models,
             device=device,

@@ -42,7 +42,9 @@ def test_a_saboteur_is_caught(layer: object, claim: str) -> None:
 
 def test_every_claim_has_a_saboteur() -> None:
     tables = (CAUGHT_BY, DEADLY, IN_RANKS, ON_GPU, ON_TWO_GPUS)
-    assert {claim.name for claim in CLAIMS} == {claim for table in tables for claim in table.values()}
+    assert {claim.name for claim in CLAIMS if "linear" in claim.kinds} == {
+        claim for table in tables for claim in table.values()
+    }
 
 
 @pytest.mark.parametrize("layer", [*LAYERS, Linear], ids=lambda layer: layer.__qualname__)

@@ -20,6 +20,7 @@ def run(
     target: str,
     *,
     kind: str,
+    against: str | None,
     claims: Sequence[str],
     models: str | None,
     device: str,
@@ -37,6 +38,8 @@ def run(
     if os.getcwd() not in sys.path:  # a console script has its own folder there instead
         sys.path.insert(0, os.getcwd())
     words = ["zoo verify", shlex.quote(target), "--kind", kind]
+    if against is not None:
+        words += ["--against", shlex.quote(against)]
     for glob in claims:
         words += ["--claim", shlex.quote(glob)]
     if models is not None:
@@ -68,6 +71,7 @@ def run(
             report = verify(
                 target,
                 kind=kind,
+                against=against,
                 device=choose_device(device),
                 claims=claims or "*",
                 models=MODELS if models is None else _names(models),

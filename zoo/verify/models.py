@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.bypass import weights_read_past_forward
-from zoo.layers.registry import kind_of, registered
+from zoo.layers.kinds import kind_of
+from zoo.layers.registry import registered
 from zoo.preparing import make, real_inputs
 from zoo.swap import patch
 from zoo.sweep.inputs import smallest_shape
@@ -84,7 +85,7 @@ def swapped(model: nn.Module, s: Subject) -> Iterator[Swap]:
     """
     why = _unpatchable(s)
     if why:
-        yield _used(Swap(_rebuilt(model, s), why), s)
+        yield _used(Swap(_rebuilt(model, s, why), why), s)
         return
     with registered(s.kind, s.layer) as name:
         yield _used(Swap(patch(model, s.kind, layer=name).swapped), s)
@@ -108,13 +109,15 @@ def _unpatchable(s: Subject) -> str:
         return str(error)
 
 
-def _rebuilt(model: nn.Module, s: Subject) -> tuple[str, ...]:
+def _rebuilt(model: nn.Module, s: Subject, why: str) -> tuple[str, ...]:
+    if s.kind != "linear":
+        raise Untested(f"{why}, and a {s.kind} layer is not built anew for a model")
     past = weights_read_past_forward(model)
     chosen = [(n, m) for n, m in model.named_modules() if n and type(m) is nn.Linear and m not in past]
-    for name, stock in chosen if s.kind == "linear" else ():
+    for name, stock in chosen:
         where: dict[str, Any] = {"device": stock.weight.device, "dtype": stock.weight.dtype}
         layer = build(s.layer, stock.in_features, stock.out_features, bias=stock.bias is not None, **where)
         layer.load_state_dict(stock.state_dict())
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, layer.train(stock.training))
-    return tuple(name for name, _ in chosen) if s.kind == "linear" else ()
+    return tuple(name for name, _ in chosen)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.judging import Measure
-from zoo.layers.registry import kind_of
+from zoo.layers.kinds import kind_of
 from zoo.passes import private_copy
 from zoo.verify.claims.learning import cross_entropy
 from zoo.verify.models import stock_model, swapped
@@ -32,8 +32,9 @@ class Call:
     cotangent: Tensor | None = None
 
     def __str__(self) -> str:
-        features = "" if self.cotangent is None else f"->{self.cotangent.shape[-1]}"
-        return f"{self.name} {tuple(self.input.shape)}{features}"
+        shape, made = tuple(self.input.shape), () if self.cotangent is None else tuple(self.cotangent.shape)
+        out = made[-1] if made[:-1] == shape[:-1] else made
+        return f"{self.name} {shape}->{out}" if made else f"{self.name} {shape}"
 
 
 def calls_of(model: nn.Module, images: Tensor, kind: str = "linear") -> list[Call]:

@@ -21,6 +21,7 @@ from zoo.state_dict import check_state_dict
 from zoo.swap import unpatch
 from zoo.sweep.exactness import Snapshot, outputs_of
 from zoo.verify.claims import captured, learning
+from zoo.verify.kinds import EVERY
 from zoo.verify.models import Swap, stock_model, swapped
 from zoo.verify.outcome import Broken, Claim, Untested
 from zoo.verify.subject import Subject, saying
@@ -36,6 +37,8 @@ Check = Callable[[Subject, str], None]
 @contextlib.contextmanager
 def _both(s: Subject, name: str) -> Iterator[tuple[nn.Module, nn.Module, Tensor, Swap]]:
     """The model with the layer in it, the stock one, and images."""
+    if s.against is not None:
+        raise Untested("it is compared with a twin, and models have the stock layer")
     stock, images = stock_model(name, s.device)
     custom = copy.deepcopy(stock)
     with swapped(custom, s) as swap:
@@ -47,23 +50,29 @@ def runs(s: Subject, name: str) -> None:
         for training in (True, False):
             mode = "training" if training else "eval"
             with undisturbed(stock, custom), torch.set_grad_enabled(training):
-                wanted = _called(stock.train(training), images, swap)
-                if swap.built:
-                    seen = _called(custom.train(training), images, swap)
-                    idle = {n: "it was not called" for n in wanted if n not in seen}
-                else:
-                    ran = coverage(custom.train(training), images).modules
-                    idle = {
-                        m.name: m.reason or "; ".join(m.fallbacks) or m.status
-                        for m in ran
-                        if m.name in wanted and m.status != "custom"
-                    }
+                idle = _idle(custom.train(training), stock.train(training), images, swap)
             if idle:
                 first = next(iter(idle))
                 raise Broken(
-                    f"in {mode} mode {len(idle)} of {len(wanted)} swapped layers do not run as the layer; "
+                    f"in {mode} mode {len(idle)} of {len(swap.names)} swapped layers do not run as the layer; "
                     f"first {first}: {idle[first]}"
                 )
+
+
+def _idle(custom: nn.Module, stock: nn.Module, images: Tensor, swap: Swap) -> dict[str, str]:
+    """The swapped layers that do not run, and why. What the stock model does not call is not looked for."""
+    wanted = _called(stock, images, swap)
+    if swap.built:
+        seen = _called(custom, images, swap)
+        return {name: "it was not called" for name in wanted if name not in seen}
+    ran = coverage(custom, images)
+    units = {u.name: u.reason or "; ".join(u.apart) or u.status for u in ran.units if u.status != "as one"}
+    layers = {
+        m.name: m.reason or "; ".join(m.fallbacks) or m.status
+        for m in ran.modules
+        if m.status != "custom" and m.name in wanted
+    }
+    return {name: why for name, why in (units | layers).items() if name in swap.names}
 
 
 def _called(model: nn.Module, images: Tensor, swap: Swap) -> list[str]:
@@ -173,7 +182,7 @@ _CHECKS: dict[str, tuple[str, Check]] = {
 def claims_of(model: str) -> tuple[Claim, ...]:
     """The claims about one model, each with the model's name behind an @, as ``model-outputs@mlp``."""
     return tuple(
-        Claim(f"{name}@{model}", f"{model}: {says}", functools.partial(_checked, check, model))
+        Claim(f"{name}@{model}", f"{model}: {says}", functools.partial(_checked, check, model), EVERY)
         for name, (says, check) in _CHECKS.items()
     )
 
