@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.judging import Measure
-from zoo.layers.kinds import kind_of
+from zoo.layers.kinds import stock_kind
 from zoo.passes import private_copy
 from zoo.verify.claims.learning import cross_entropy
 from zoo.verify.models import stock_model, swapped
@@ -37,9 +37,8 @@ class Call:
         return f"{self.name} {shape}->{out}" if made else f"{self.name} {shape}"
 
 
-def calls_of(model: nn.Module, images: Tensor, kind: str = "linear") -> list[Call]:
-    """What each stock layer of a kind is called with in a training step, in the order of the calls."""
-    stock = kind_of(kind).stock
+def calls_of(model: nn.Module, images: Tensor, names: Collection[str]) -> list[Call]:
+    """What each of the named layers is called with in a training step, in the order of the calls."""
     calls: list[Call] = []
 
     def hook(name: str) -> Any:
@@ -51,7 +50,7 @@ def calls_of(model: nn.Module, images: Tensor, kind: str = "linear") -> list[Cal
 
         return keep
 
-    chosen = [(name, module) for name, module in model.named_modules() if type(module) is stock]
+    chosen = [(name, module) for name, module in model.named_modules() if name in names]
     handles = [module.register_forward_hook(hook(name)) for name, module in chosen]
     try:
         cross_entropy(model, images).backward()
@@ -67,13 +66,13 @@ def replayed(s: Subject, name: str) -> None:
     refused: list[str] = []
     for half in (False, True):
         model, images = stock_model(name, s.device)
-        with _precision(s, half):
-            calls = calls_of(model, images, s.kind)
         custom = copy.deepcopy(model)
         with swapped(custom, s) as swap:
+            # a unit is no layer, and has no parameters of its own
+            layers = [name for name, module in model.named_modules() if name in swap.names and stock_kind(module)]
+            with _precision(s, half):
+                calls = calls_of(model, images, layers)
             for call in calls:
-                if call.name not in swap.names:
-                    continue
                 what = f"{call} under autocast" if half else str(call)
                 right = evaluate(copy.deepcopy(call.module).double(), _case(call, torch.float64))
                 with _precision(s, half):
