@@ -70,8 +70,8 @@ class Worker:
         except Ended as end:
             return failed(task, Failure(end.step, str(end)), {"in all": time.monotonic() - begun})
 
-    def ask(self, task: Any, *, time_limit: float) -> Any:
-        """What ``look`` makes of a task; it has the property ``ok``.
+    def ask(self, task: Any, *, time_limit: float, heard: Callable[[str], object] = lambda step: None) -> Any:
+        """What ``look`` makes of a task; it has the property ``ok``. ``heard`` is told each step as it comes.
 
         Raises:
             Ended: nothing came within ``time_limit``, in seconds, or the process ended.
@@ -90,6 +90,7 @@ class Worker:
                         self._stop()
                     return value
                 step = value
+                heard(step)
             message = f"not done after {time_limit:g} s"
         except (EOFError, BrokenPipeError, ConnectionResetError):
             message = self._how_it_ended()

@@ -51,6 +51,13 @@ class Verdict:
     reason: str = ""
     """Why it did not pass."""
     seconds: float = 0.0
+    error: float | None = None
+    """Relative, against float64, of the tensor that is nearest to its limit or farthest over it; None where the claim
+    compares no values."""
+    stock_error: float | None = None
+    error_limit: float | None = None
+    error_at: str = ""
+    """Which tensor that is."""
 
     @property
     def ok(self) -> bool:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import math
 import pickle
 import sys
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from zoo import registry
+from zoo.judging import Entry, judged_entries
 from zoo.layers.kinds import kind_of
 from zoo.machine import examine as examine_machine
 from zoo.sweep.worker import Ended, Worker
@@ -25,6 +27,10 @@ from zoo.verify.outcome import FAIL, PASS, UNTESTED, Claim, Verdict, outcome_of
 from zoo.verify.report import VerifyReport
 from zoo.verify.subject import Subject
 from zoo.verify.target import Source, name_of, resolve, source_of
+
+if TYPE_CHECKING:
+    from zoo.verify.timing.plan import Plan
+    from zoo.verify.timing.running import Timer
 
 __all__ = [
     "BUILD",
@@ -84,6 +90,7 @@ def verify(
     isolate: bool = True,
     time_limit: float = TIME_LIMIT,
     memory_limit: int | None = MEMORY_LIMIT,
+    timing: str | Plan | None = None,
     command: str | None = None,
     progress: Callable[[Sequence[str]], Iterable[str]] = iter,
     checkpoint: Callable[[VerifyReport], object] | None = None,
@@ -108,9 +115,11 @@ def verify(
             importable by its name. Without, nothing limits what the layer does.
         time_limit: seconds for one claim, if isolated.
         memory_limit: bytes that a worker on the CPU may allocate, or None.
+        timing: "quick" or "full", or a :class:`zoo.verify.timing.Plan`, to time the layer too, in fresh processes
+            whatever ``isolate`` says; see :mod:`zoo.verify.timing`.
         command: what the report says was asked for.
-        progress: wraps the sequence of claims that is gone through.
-        checkpoint: called with the report so far after each claim.
+        progress: wraps the sequence of claims, and then of timing's processes, that is gone through.
+        checkpoint: called with the report so far after each of them.
 
     Raises:
         ValueError: an unknown kind, target, model or claim; a target that cannot be sent to the worker.
@@ -119,6 +128,7 @@ def verify(
     where = torch.device(device or "cpu")
     if not time_limit > 0:
         raise ValueError(f"time_limit={time_limit!r}: expected more than 0 seconds")
+    timer = None if timing is None else _timer(target, kind, where, seed, timing)
     with contextlib.ExitStack() as stack:
         judge = stack.enter_context(_isolated((target, against), time_limit)) if isolate else look
         limit = memory_limit if isolate and where.type == "cpu" else None
@@ -133,6 +143,7 @@ def verify(
             kind,
             source.source_file,
             source.source_sha256,
+            source.libraries,
             examine_machine(where),
             seed,
             command or _call(target, against, kind, where, seed),
@@ -141,8 +152,13 @@ def verify(
             against=None if against is None else name_of(against),
         )
         by_name = {claim.name: claim for claim in chosen}
-        for name in progress([name for name in by_name if not any(v.claim == name for v in verdicts)]):
-            if any(v.claim == BUILD and v.status != PASS for v in verdicts):
+        claims_left = [name for name in by_name if not any(v.claim == name for v in verdicts)]
+        for name in progress([*claims_left, *(timer.steps if timer is not None else ())]):
+            if timer is not None and name in timer.steps:
+                if not any(v.claim == BUILD and v.status != PASS for v in verdicts):
+                    timer.step()
+                    report = replace(report, timing=timer.report())
+            elif any(v.claim == BUILD and v.status != PASS for v in verdicts):
                 verdicts.append(_verdict(by_name[name], UNTESTED, "the layer could not be built"))
             else:
                 verdicts.append(judge(replace(task, claim=name)))
@@ -236,12 +252,27 @@ def judge_claim(claim: Claim, subject: Subject, *, seed: int = 0) -> Verdict:
     begun = time.monotonic()
     with torch.random.fork_rng(devices=[] if subject.device.type == "cpu" else None):
         torch.manual_seed(zlib.crc32(f"{seed} {claim.name}".encode()))
-        try:
-            claim.check(subject)
-            status, reason = PASS, ""
-        except Exception as error:
-            status, reason = outcome_of(error)
-    return _verdict(claim, status, reason, time.monotonic() - begun)
+        with judged_entries() as entries:
+            try:
+                claim.check(subject)
+                status, reason = PASS, ""
+            except Exception as error:
+                status, reason = outcome_of(error)
+    return _with_error(_verdict(claim, status, reason, time.monotonic() - begun), entries)
+
+
+def _with_error(verdict: Verdict, entries: Sequence[Entry]) -> Verdict:
+    comparable = [entry for entry in entries if entry.comparable and math.isfinite(entry.limit)]
+    if not comparable:
+        return verdict
+    worst = max(comparable, key=lambda entry: entry.excess)
+    return replace(
+        verdict,
+        error=worst.error,
+        stock_error=worst.reference_error,
+        error_limit=worst.limit,
+        error_at=worst.name,
+    )
 
 
 def _build(s: Subject) -> None:
@@ -256,13 +287,7 @@ _TABLE: tuple[Claim, ...] = (_BUILD, *CLAIMS)
 @contextlib.contextmanager
 def _isolated(targets: tuple[Any, ...], time_limit: float) -> Iterator[Judge]:
     for target in targets:
-        try:
-            pickle.dumps(target)
-        except Exception as error:
-            raise ValueError(
-                f"target {name_of(target)}: it cannot be sent to a worker process ({error}); "
-                "define it at a module's top level, or pass isolate=False"
-            ) from None
+        _sendable(target, "define it at a module's top level, or pass isolate=False")
     with Worker(look) as worker:
 
         def judge(task: Task) -> Any:
@@ -278,6 +303,25 @@ def _isolated(targets: tuple[Any, ...], time_limit: float) -> Iterator[Judge]:
 def _call(target: Any, against: Any, kind: str, where: torch.device, seed: int) -> str:
     twin = "" if against is None else f", against={name_of(against)!r}"
     return f"zoo.verify({name_of(target)!r}, kind={kind!r}{twin}, device={str(where)!r}, seed={seed})"
+
+
+def _timer(target: Any, kind: str, device: torch.device, seed: int, timing: str | Plan) -> Timer:
+    from zoo.verify.timing.plan import plan_for  # the bench's modules, which `import zoo` has no need of
+    from zoo.verify.timing.running import Timer
+
+    _sendable(target, "define it at a module's top level, for timing")
+    plan = plan_for(device, timing) if isinstance(timing, str) else timing
+    return Timer(target, kind=kind, device=device, seed=seed, plan=plan)
+
+
+def _sendable(target: Any, remedy: str) -> None:
+    if not isinstance(target, str):
+        try:
+            pickle.dumps(target)
+        except Exception as error:
+            raise ValueError(
+                f"target {name_of(target)}: it cannot be sent to a worker process ({error}); {remedy}"
+            ) from None
 
 
 def _verdict(claim: Claim, status: str, reason: str = "", seconds: float = 0.0) -> Verdict:

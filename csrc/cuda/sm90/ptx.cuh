@@ -251,11 +251,20 @@ __device__ __forceinline__ void pin(float (&d)[n]) {
   for (int i = 0; i < n; ++i) asm volatile("" : "+f"(d[i]));
 }
 
-// The same for A in registers: their values are there before, and nothing takes their place until after.
+// The same for A in registers: their values are there before.
 template <int n>
 __device__ __forceinline__ void pin(uint32_t (&a)[n]) {
 #pragma unroll
   for (int i = 0; i < n; ++i) asm volatile("" : "+r"(a[i]));
+}
+
+// Nothing takes the place of A's registers before this. wgmma reads them until it is waited for, but ptxas has them free as
+// soon as it is issued (measured: wrong sums). What it understands is an instruction that reads them; `never` is always false.
+__device__ __forceinline__ void keep(const uint32_t (&a)[4], bool never) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.u32 p, %4, 0;\n"
+      "@p st.shared.v4.b32 [%4], {%0, %1, %2, %3};\n}\n" ::"r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(uint32_t(never))
+      : "memory");
 }
 
 // The accumulators' old values are not needed: the next wgmma overwrites them.
