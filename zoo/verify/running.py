@@ -263,6 +263,8 @@ def judge_claim(claim: Claim, subject: Subject, *, seed: int = 0) -> Verdict:
 
 def _with_error(verdict: Verdict, entries: Sequence[Entry]) -> Verdict:
     comparable = [entry for entry in entries if entry.comparable and math.isfinite(entry.limit)]
+    if verdict.status == PASS:  # what was over its limit was looked at again, with more evidence
+        comparable = [entry for entry in comparable if entry.ok]
     if not comparable:
         return verdict
     worst = max(comparable, key=lambda entry: entry.excess)
