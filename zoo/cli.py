@@ -480,7 +480,11 @@ def verify(
     kind: Annotated[str, typer.Option("--kind", metavar="KIND", help="linear, layer_norm, conv2d or mlp.")] = "linear",
     against: Annotated[
         str | None,
-        typer.Option(metavar="MODULE:NAME", help="A class to compare with in the place of the stock layer: its twin."),
+        typer.Option(
+            "--against",
+            metavar="MODULE:NAME",
+            help="A class to compare with in the place of the stock layer: its twin.",
+        ),
     ] = None,
     claim: Annotated[
         list[str] | None,
@@ -489,6 +493,7 @@ def verify(
     models: Annotated[
         str | None,
         typer.Option(
+            "--models",
             metavar="NAME,NAME|none",
             help="Whole models to try it in, as mlp,resnet18,timm/vit_tiny_patch16_224. Two small ones, unless told.",
         ),
