@@ -241,7 +241,10 @@ def _against(task: Task) -> Any:
     """The class to compare with, or None for the stock layer."""
     if task.against is None:
         return None
-    found = resolve(task.against, task.kind)
+    try:
+        found = resolve(task.against, task.kind)
+    except ValueError as error:
+        raise ValueError(f"against: {error}") from None
     if not isinstance(found, type):
         raise ValueError(f"against {name_of(task.against)}: expected a class, got {found!r}")
     return found

@@ -86,7 +86,9 @@ def name_of(target: Any) -> str:
     """How a report calls the target."""
     if isinstance(target, str):
         return target
-    return f"{getattr(target, '__module__', '?')}:{getattr(target, '__qualname__', repr(target))}"
+    if not hasattr(target, "__qualname__"):
+        return repr(target)
+    return f"{getattr(target, '__module__', '?')}:{target.__qualname__}"
 
 
 def build(
