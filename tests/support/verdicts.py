@@ -7,6 +7,7 @@ from typing import Any
 
 from zoo.machine import Machine
 from zoo.verify import Verdict, VerifyReport
+from zoo.verify.outcome import TensorError
 from zoo.verify.timing.report import TimingReport, TimingRow
 
 MACHINE = Machine("AMD EPYC", None, "2.10.0", None, "0.1.0", "3.12.1", 2, "2026-01-02T03:04:05+00:00")
@@ -69,6 +70,13 @@ REPORT = VerifyReport(
         Verdict("values", "outputs are right", "pass", "", 1.5, 2e-7, 1e-7, 4e-7, "(64, 784)->256 output"),
         Verdict(
             "strides", "any strides", "fail", "</td><script>alert(2)</script> is wrong", 10.0, 0.5, 1e-7, 2e-7, "x"
+        ),
+        Verdict(
+            "model-gradients@mlp",
+            "every parameter's gradient holds",
+            "pass",
+            *("", 3.0, 2e-6, 1e-6, 3e-6, "blocks.0.<fc1>.weight"),
+            (TensorError("blocks.0.<fc1>.weight", 2e-6, 1e-6, 3e-6), TensorError("head.bias", 0.0, 1e-7, 2e-7)),
         ),
         Verdict("vmap", "vmap gives the same", "refused", "NotImplementedError: no", 0.1),
         Verdict("device", "other devices", "untested", "no GPU here"),

@@ -41,6 +41,16 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class TensorError:
+    """How far one tensor is from float64, relatively."""
+
+    name: str
+    error: float
+    stock_error: float
+    limit: float
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What became of one claim."""
 
@@ -58,6 +68,8 @@ class Verdict:
     error_limit: float | None = None
     error_at: str = ""
     """Which tensor that is."""
+    tensors: tuple[TensorError, ...] = ()
+    """Of a claim about a model, in the order of its modules: the tensors nearest to their limits, or over them."""
 
     @property
     def ok(self) -> bool:

@@ -44,6 +44,10 @@ def _complete(data: dict[str, Any], file: str) -> None:
             )
         for key in ("seconds", "error", "stock_error", "error_limit"):
             _number(verdict[key], f"verdicts[].{key}", file)
+        for tensor in _array(verdict, "tensors", file):
+            _object(tensor, "verdicts[].tensors[]", file)
+            for key in ("error", "stock_error", "limit"):
+                _number(tensor[key], f"verdicts[].tensors[].{key}", file)
     if data["timing"] is not None:
         _object(data["timing"], "timing", file)
         for row in _array(data["timing"], "rows", file):

@@ -23,7 +23,7 @@ from zoo.sweep.worker import Ended, Worker
 from zoo.verify.claims import CLAIMS
 from zoo.verify.claims.models import MODELS, claims_of, named
 from zoo.verify.kinds import EVERY
-from zoo.verify.outcome import FAIL, PASS, UNTESTED, Claim, Verdict, outcome_of
+from zoo.verify.outcome import FAIL, PASS, UNTESTED, Claim, TensorError, Verdict, outcome_of
 from zoo.verify.report import VerifyReport
 from zoo.verify.subject import Subject
 from zoo.verify.target import Source, name_of, resolve, source_of
@@ -48,6 +48,8 @@ __all__ = [
 TIME_LIMIT = 120.0
 MEMORY_LIMIT = 8 * 2**30
 BUILD = "build"
+MOST_TENSORS = 40
+"""That a verdict about a model ("model-gradients@resnet18") tells the errors of."""
 
 
 @dataclass(frozen=True)
@@ -270,13 +272,17 @@ def _with_error(verdict: Verdict, entries: Sequence[Entry]) -> Verdict:
         comparable = [entry for entry in comparable if entry.ok]
     if not comparable:
         return verdict
-    worst = max(comparable, key=lambda entry: entry.excess)
+    ranked = sorted(comparable, key=lambda entry: -entry.excess)
+    worst, shown = ranked[0], ranked[:MOST_TENSORS] if "@" in verdict.claim else ()
     return replace(
         verdict,
         error=worst.error,
         stock_error=worst.reference_error,
         error_limit=worst.limit,
         error_at=worst.name,
+        tensors=tuple(
+            TensorError(e.name, e.error, e.reference_error, e.limit) for e in comparable if any(e is s for s in shown)
+        ),
     )
 
 

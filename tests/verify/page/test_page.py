@@ -16,6 +16,7 @@ from support.verdicts import REPORT, TIMING, document
 from zoo.verify.page import page_of
 from zoo.verify.page.markup import element, raw
 
+MODEL = "model-gradients@mlp"
 VOID = {"meta", "link", "input", "line", "circle", "rect"}
 
 
@@ -57,7 +58,7 @@ def test_everything_is_there_and_escaped() -> None:
         "UNTIMED x float32 forward+backward cold over eager: no backward",
         "0" * 64,
         "1" * 64,
-        "2 pass",
+        "3 pass",
         "1 untested",
         "something is wrong",
     ):
@@ -87,11 +88,10 @@ def test_numbers_that_are_none() -> None:
     assert "not finite" in page_of(data)
 
 
-def test_models_have_their_coverage_and_divergence() -> None:
-    layers = [{"name": "blocks.0.<fc1>", "error": 1e-6, "stock_error": 1e-6, "limit": 2e-6}]
-    page = page_of({**document(), "models": [{"model": "resnet18", "coverage": 0.995, "layers": layers}]})
-    said = " ".join(Elements(page).said)
-    assert "In resnet18" in said and "99.5% of the FLOPs" in said and "blocks.0.<fc1>" in said
+def test_a_models_tensors_are_drawn() -> None:
+    said = " ".join(Elements(page_of(document())).said)
+    assert said.count("model-gradients@mlp") == 3  # the claim, its error, and its tensors
+    assert "blocks.0.<fc1>.weight" in said and "head.bias" in said
 
 
 def test_markup() -> None:
@@ -141,16 +141,16 @@ def claims(page: Any) -> list[str]:
 
 def test_it_sorts(opened: Any) -> None:
     page = opened()
-    assert claims(page) == ["build", "values", "strides", "vmap", "device"]
+    assert claims(page) == ["build", "values", "strides", MODEL, "vmap", "device"]
     page.get_by_role("button", name="seconds").click()
-    assert claims(page) == ["device", "vmap", "build", "values", "strides"]
+    assert claims(page) == ["device", "vmap", "build", "values", MODEL, "strides"]
     page.get_by_role("button", name="seconds").click()
     assert claims(page)[0] == "strides"
     page.get_by_role("button", name="error", exact=True).click()
     page.get_by_role("button", name="error", exact=True).click()
-    assert claims(page)[:2] == ["strides", "values"]
+    assert claims(page)[:3] == ["strides", MODEL, "values"]
     page.get_by_role("button", name="claim", exact=True).click()
-    assert claims(page) == ["build", "device", "strides", "values", "vmap"]
+    assert claims(page) == ["build", "device", MODEL, "strides", "values", "vmap"]
     assert page.locator("th[aria-sort=ascending]").inner_text().startswith("claim")
 
 
@@ -158,14 +158,14 @@ def test_it_filters(opened: Any) -> None:
     page = opened()
     page.get_by_role("button", name="pass").click()
     assert claims(page) == ["strides", "vmap", "device"]
-    assert page.locator("#shown").inner_text() == "3 of 5"
+    assert page.locator("#shown").inner_text() == "3 of 6"
     page.get_by_placeholder("text").fill("WRONG strides")
     assert claims(page) == ["strides"]
     page.get_by_placeholder("text").fill("no such words")
     assert claims(page) == []
     page.get_by_placeholder("text").fill("")
     page.get_by_role("button", name="pass").click()
-    assert len(claims(page)) == 5
+    assert len(claims(page)) == 6
 
 
 def luminance(colour: str) -> float:
@@ -201,4 +201,4 @@ def test_it_is_readable(opened: Any, scheme: str, width: int) -> None:
 
 def test_it_is_readable_without_scripts(opened: Any) -> None:
     page = opened(java_script_enabled=False)
-    assert claims(page) == ["build", "values", "strides", "vmap", "device"]
+    assert claims(page) == ["build", "values", "strides", MODEL, "vmap", "device"]

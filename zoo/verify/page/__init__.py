@@ -52,14 +52,15 @@ def page_of(data: Data) -> str:
 def _sections(data: Data) -> Iterator[Markup]:
     yield _header(data)
     yield _claims(data["verdicts"])
-    errors = [v for v in data["verdicts"] if v.get("error") is not None]
+    errors = [v for v in data["verdicts"] if v["error"] is not None]
     if errors:
         note = "Relative error against float64 of the tensor nearest to its limit, for each claim that compares values."
         yield element("section", element("h2", "Errors"), element("p", note), error_plot(errors), id="errors")
-    if data.get("timing"):
+    if data["timing"] is not None:
         yield _timing(data["timing"])
-    for model in data.get("models") or ():
-        yield _model(model)
+    for verdict in data["verdicts"]:
+        if verdict["tensors"]:
+            yield _divergence(verdict)
     yield _environment(data)
 
 
@@ -103,7 +104,7 @@ def _claims(verdicts: list[Data]) -> Markup:
 
 
 def _claim(v: Data) -> Markup:
-    error = v.get("error")
+    error = v["error"]
     what = [element("span", v["says"])]
     if v["reason"]:
         what.append(element("span", v["reason"], class_="reason"))
@@ -163,20 +164,16 @@ def _row_name(row: Data) -> str:
     return f"{row['case']} {row['dtype']} {row['pass']} {row['state']} over {row['peer']}"
 
 
-def _model(model: Data) -> Markup:
-    """Where a report has whole models: coverage, and how far each module's output is from the stock model's."""
-    parts = [element("h2", f"In {model.get('model', model.get('name', 'a model'))}")]
-    if model.get("coverage") is not None:
-        share = float(model["coverage"])
-        parts.append(element("p", f"{share:.1%} of the FLOPs ran through the layer."))
-    if model.get("layers"):
-        parts.append(divergence_plot(model["layers"]))
-    return element("section", *parts, class_="model")
+def _divergence(verdict: Data) -> Markup:
+    """How far a model's tensors are from float64, module by module."""
+    note = f"{verdict['says']}; the {len(verdict['tensors'])} tensors nearest to their limits, in the model's order."
+    head = element("h2", verdict["claim"])
+    return element("section", head, element("p", note), divergence_plot(verdict["tensors"]), class_="divergence")
 
 
 def _environment(data: Data) -> Markup:
     facts = [(key, data[key]) for key in _FACTS if data.get(key) is not None]
-    facts += [(f"sha256 of {name}", value) for name, value in (data.get("libraries") or {}).items()]
+    facts += [(f"sha256 of {name}", value) for name, value in data["libraries"].items()]
     rows = [element("tr", element("th", key, scope="row"), element("td", value)) for key, value in facts]
     return element(
         "section",

@@ -16,14 +16,12 @@ Scale = Callable[[float], str]
 
 def error_plot(verdicts: Sequence[Row]) -> Markup:
     """The layer's error (filled), the stock layer's (open) and the limit (bar) of each claim, on a logarithmic axis."""
-    return _errors(
-        [(v["claim"], v.get("error_at") or "", v["error"], v["stock_error"], v["error_limit"]) for v in verdicts]
-    )
+    return _errors([(v["claim"], v["error_at"], v["error"], v["stock_error"], v["error_limit"]) for v in verdicts])
 
 
 def divergence_plot(layers: Sequence[Row]) -> Markup:
-    """The same for each module of a model: entries have ``name``, ``error``, ``stock_error`` and ``limit``."""
-    return _errors([(v["name"], "", v["error"], v.get("stock_error"), v.get("limit")) for v in layers])
+    """The same for tensors of a model: ``verdicts[].tensors`` of the schema."""
+    return _errors([(v["name"], "", v["error"], v["stock_error"], v["limit"]) for v in layers])
 
 
 def _errors(rows: Sequence[tuple[str, str, Any, Any, Any]]) -> Markup:
