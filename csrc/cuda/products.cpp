@@ -2,7 +2,9 @@
 
 #include "sm90/sm90.h"
 
+#ifndef ZOO_WITHOUT_PYTHON
 #include <Python.h>
+#endif
 
 #include <atomic>
 #include <cstdlib>
@@ -14,6 +16,9 @@ namespace {
 // torch.get_float32_matmul_precision(). The stable ABI has no door to it, so Python is asked, where there is one: a program
 // in C++ alone gets float32's full accuracy.
 Precision float32_precision() {
+#ifdef ZOO_WITHOUT_PYTHON
+  return Precision::highest;
+#else
   if (!Py_IsInitialized()) return Precision::highest;
   const PyGILState_STATE state = PyGILState_Ensure();
   // Not a static initialiser: another thread that waits for it with the GIL in hand would wait for ever.
@@ -34,6 +39,7 @@ Precision float32_precision() {
   PyErr_Clear();
   PyGILState_Release(state);
   return precision;
+#endif
 }
 
 bool aligned(const void* p) {
@@ -368,19 +374,18 @@ bool run_backward(const Backward& b, const Tensor& like, const Launch& launch) {
   turned.a = {b.input.data, 0, b.input.col_stride, b.input.row_stride};
   turned.b = {b.grad.data, 0, ld, b.grad.col_stride};
   turned.y = b.weight_grad;
-  const Query turned_query = query_of(turned, type, launch);
-  const Choice turned_choice = f32 && b.weight_grad ? choice_of(turned_query) : Choice{};
+  const bool may_turn = f32 && b.weight_grad;
+  const Query turned_query = may_turn ? query_of(turned, type, launch) : Query{};
+  const Choice turned_choice = may_turn ? choice_of(turned_query) : Choice{};
   const bool turn = turned_choice.raw_a && turned_query.a.mn_major() && turned_choice.microseconds < dw_choice.microseconds;
-  if (f32 && ((b.input_grad && !takes_planes(dx_choice)) || (b.weight_grad && !turn && !takes_planes(dw_choice)) ||
-              !(b.input_grad || b.weight_grad))) {
-    return false;
-  }
+  const bool products = b.input_grad || b.weight_grad, changed = b.act != Act::none;
+  const bool in_planes = f32 && products && (!b.input_grad || takes_planes(dx_choice)) &&
+                         (!b.weight_grad || turn || takes_planes(dw_choice));
 
   sm90::GradientPass pass = gradient_pass_of(b, type);
   pass.sums = b.bias_grad;
-  const bool products = b.input_grad || b.weight_grad, changed = b.act != Act::none;
   std::optional<Tensor> out, partial, arrivals;
-  if (f32) {
+  if (in_planes) {
     sm90::Planes& p = pass.planes;
     p.rows = pass.M;
     p.cols = pass.N;
@@ -392,7 +397,7 @@ bool run_backward(const Backward& b, const Tensor& like, const Launch& launch) {
     p.planes = out->mutable_data_ptr();
     p.flags = reinterpret_cast<int32_t*>(static_cast<char*>(p.planes) + plane_bytes(p));
   } else if (products && changed) {
-    out = bytes(like, b.M * ld * 2);
+    out = bytes(like, b.M * ld * element_bytes(type));
     pass.out = out->mutable_data_ptr();
   }
   if (b.bias_grad) {
@@ -405,8 +410,8 @@ bool run_backward(const Backward& b, const Tensor& like, const Launch& launch) {
       zero(pass.arrivals, counters, launch.stream);
     }
   }
-  if (f32 || changed || b.bias_grad) sm90::gradient_pass(pass, launch.stream);
-  if (!f32) {
+  if (in_planes || changed || b.bias_grad) sm90::gradient_pass(pass, launch.stream);
+  if (!in_planes) {
     if (changed) dx.a.data = dw.a.data = pass.out;
     if (b.input_grad) run_product(dx, like, launch);
     if (b.weight_grad) run_product(dw, like, launch);

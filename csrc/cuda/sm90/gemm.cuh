@@ -330,7 +330,7 @@ struct Kernel {
     ptx::wgmma_wait<0>();
     ptx::pin(chunk);
 #pragma unroll
-    for (int i = 0; i < C::k / 16 * 3; ++i) ptx::keep(a[i / 3][i % 3], args.k_blocks < 0);
+    for (int k = 0; k < C::k / 16; ++k) ptx::keep(a[k], args.k_blocks < 0);
 #pragma unroll
     for (int j = 0; j < C::n / 2; ++j) sums[j] += chunk[j];
   }

@@ -259,12 +259,17 @@ __device__ __forceinline__ void pin(uint32_t (&a)[n]) {
 }
 
 // Nothing takes the place of A's registers before this. wgmma reads them until it is waited for, but ptxas has them free as
-// soon as it is issued (measured: wrong sums). What it understands is an instruction that reads them; `never` is always false.
-__device__ __forceinline__ void keep(const uint32_t (&a)[4], bool never) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.u32 p, %4, 0;\n"
-      "@p st.shared.v4.b32 [%4], {%0, %1, %2, %3};\n}\n" ::"r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(uint32_t(never))
-      : "memory");
+// soon as it is issued (measured: wrong sums). What it understands is an instruction that reads them; `never` is false.
+template <int count>
+__device__ __forceinline__ void keep(const uint32_t (&a)[count][4], bool never) {
+  if (__builtin_expect(never, false)) {
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      asm volatile("st.volatile.shared.v4.b32 [%4], {%0, %1, %2, %3};"
+                   ::"r"(a[i][0]), "r"(a[i][1]), "r"(a[i][2]), "r"(a[i][3]), "r"(16 * i)
+                   : "memory");
+    }
+  }
 }
 
 // The accumulators' old values are not needed: the next wgmma overwrites them.
