@@ -1,4 +1,4 @@
-"""The command line: list, info, check, parity, train, publish, sweep, bench, verify, report, compare, demo and doctor.
+"""The command line: list, info, check, parity, train, publish, sweep, bench, verify, report, compare, demo, doctor.
 
 Here are the arguments alone. What a command does is in :mod:`zoo.commands`, or in a module of the command's own, and is
 imported when the command runs: torch takes seconds to import, and ``zoo --help`` has no need of it.

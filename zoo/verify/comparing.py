@@ -26,7 +26,7 @@ _ERROR_FACTOR = 2.0
 """An error that changed by less is not told."""
 _ENVIRONMENT = (
     *("kind", "device", "driver", "torch", "cuda", "zoo", "python", "threads", "seed"),
-    *("target", "source_file", "source_sha256", "command"),
+    *("target", "against", "source_file", "source_sha256", "command"),
 )
 
 

@@ -130,7 +130,7 @@ def verify(
     where = torch.device(device or "cpu")
     if not time_limit > 0:
         raise ValueError(f"time_limit={time_limit!r}: expected more than 0 seconds")
-    timer = None if timing is None else _timer(target, kind, where, seed, timing)
+    timer = None if timing is None else _timer(target, against, kind, where, seed, timing)
     with contextlib.ExitStack() as stack:
         judge = stack.enter_context(_isolated((target, against), time_limit)) if isolate else look
         limit = memory_limit if isolate and where.type == "cpu" else None
@@ -311,18 +311,14 @@ def _isolated(targets: tuple[Any, ...], time_limit: float) -> Iterator[Judge]:
         yield judge
 
 
-def _call(target: Any, against: Any, kind: str, where: torch.device, seed: int) -> str:
-    twin = "" if against is None else f", against={name_of(against)!r}"
-    return f"zoo.verify({name_of(target)!r}, kind={kind!r}{twin}, device={str(where)!r}, seed={seed})"
-
-
-def _timer(target: Any, kind: str, device: torch.device, seed: int, timing: str | Plan) -> Timer:
+def _timer(target: Any, against: Any, kind: str, device: torch.device, seed: int, timing: str | Plan) -> Timer:
     from zoo.verify.timing.plan import plan_for  # the bench's modules, which `import zoo` has no need of
     from zoo.verify.timing.running import Timer
 
-    _sendable(target, "define it at a module's top level, for timing")
+    for one in (target, against):
+        _sendable(one, "define it at a module's top level, for timing")
     plan = plan_for(device, timing) if isinstance(timing, str) else timing
-    return Timer(target, kind=kind, device=device, seed=seed, plan=plan)
+    return Timer(target, kind=kind, device=device, seed=seed, plan=plan, against=against)
 
 
 def _sendable(target: Any, remedy: str) -> None:
@@ -333,6 +329,11 @@ def _sendable(target: Any, remedy: str) -> None:
             raise ValueError(
                 f"target {name_of(target)}: it cannot be sent to a worker process ({error}); {remedy}"
             ) from None
+
+
+def _call(target: Any, against: Any, kind: str, where: torch.device, seed: int) -> str:
+    twin = "" if against is None else f", against={name_of(against)!r}"
+    return f"zoo.verify({name_of(target)!r}, kind={kind!r}{twin}, device={str(where)!r}, seed={seed})"
 
 
 def _verdict(claim: Claim, status: str, reason: str = "", seconds: float = 0.0) -> Verdict:

@@ -24,6 +24,7 @@ FIELDS: dict[str, str] = {
     "against": "what it was compared with, or null for the stock layer",
     "source_file": "the name of the file that defines the layer, or null",
     "source_sha256": "of that file, or null",
+    "against": "what it was compared with, or null for the stock layer",
     "libraries": "an object: the name of each compiled library that may do the layer's work -> its sha256",
     "libraries.*": "sha256",
     "device": "the name of the GPU, or of the CPU",

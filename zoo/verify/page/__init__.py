@@ -21,7 +21,7 @@ __all__ = ["page_of"]
 _STATES = ("pass", "fail", "refused", "untested")
 _FACTS = (
     *("device", "driver", "torch", "cuda", "zoo", "python", "threads", "date", "seed"),
-    *("source_file", "source_sha256", "schema"),
+    *("against", "source_file", "source_sha256", "schema"),
 )
 
 Data = Mapping[str, Any]
@@ -67,8 +67,9 @@ def _sections(data: Data) -> Iterator[Markup]:
 def _header(data: Data) -> Markup:
     word = "all is well" if data["ok"] else "not proved" if not data["complete"] else "something is wrong"
     counts = [element("span", f"{n} {state}", class_=f"state {state}") for state, n in data["counts"].items() if n]
+    beside = f", against {data['against']}" if data["against"] else ""
     lines = [element("h1", data["target"]), element("p", element("strong", word), class_="ok" if data["ok"] else "bad")]
-    lines.append(element("p", f"{data['kind']}, on {data['device']}, {data['date']}"))
+    lines.append(element("p", f"{data['kind']}{beside}, on {data['device']}, {data['date']}"))
     if not data["complete"]:
         lines.append(element("p", "The run was stopped before its end."))
     return element("header", *lines, element("p", *counts))

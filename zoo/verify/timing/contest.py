@@ -113,9 +113,9 @@ def look(task: Task, note: Callable[[str], object]) -> Answer:
     for measurement in order.sample(task.measurements, len(task.measurements)):
         found = Measured(measurement)
         measured.append(found)
-        generator = torch.Generator(device).manual_seed(
-            zlib.crc32(f"{task.seed} {task.process} {measurement}".encode())
-        )
+        seed = zlib.crc32(f"{task.seed} {task.process} {measurement}".encode())
+        torch.manual_seed(seed)  # of the weights
+        generator = torch.Generator(device).manual_seed(seed)
         try:
             contest = _Contest(
                 layer, against, measurement, device, generator, clock, task.peers, stock_first=stock_first
@@ -188,9 +188,7 @@ class _Contest:
         self.notes: list[str] = []
         case, dtype = measurement.case, DTYPES[measurement.dtype]
         where: dict[str, Any] = {"bias": case.bias, "device": device, "dtype": dtype}
-        exact = nn.Linear(case.K, case.N, **where)
         stock = build(against, case.K, case.N, **where)
-        stock.load_state_dict(exact.state_dict())
         makers: dict[str, Callable[[], nn.Module]] = {
             LAYER: lambda: build(layer, case.K, case.N, **where),
             EAGER: lambda: stock,
@@ -199,21 +197,23 @@ class _Contest:
         if COMPILED in peers:
             torch._dynamo.reset()
             makers[COMPILED] = functools.partial(_compiled, stock)
-        state = {name: value.clone() for name, value in exact.state_dict().items()}
+        names_of = [name for name, parameter in stock.named_parameters() if parameter.requires_grad]
+        self._outputs = ("y", "dx", *(f"gradient of {name}" for name in names_of))
         names = list(makers) if not stock_first else [name for name in makers if name != LAYER] + [LAYER]
         self.modules: dict[str, nn.Module] = {}
         self._parameters: dict[str, tuple[Tensor, ...]] = {}
         self._spin_us = dict.fromkeys(names, 0.0)
-        self._exact = exact.double()
+        self._exact = copy.deepcopy(stock).double()
+        self._exact_parameters = _named(self._exact, names_of)
         self._measures: dict[str, dict[str, list[Measure]]] = {name: {} for name in names}
         self._moved: dict[str, int] = {}
         self._types: dict[str, str] = {}
         for name in names:
             module = makers[name]()
             if name == LAYER:
-                module.load_state_dict(state)
+                module.load_state_dict(stock.state_dict())
             try:
-                self.modules[name], self._parameters[name] = module, _leaves(module)
+                self.modules[name], self._parameters[name] = module, _named(module, names_of)
                 self._warm_up(name)
             except Exception as error:
                 if name != COMPILED:
@@ -247,8 +247,9 @@ class _Contest:
         """Measure what a timed call returned against float64."""
         double = x.detach().double().requires_grad_(self.m.backward)
         with torch.set_grad_enabled(self.m.backward):
-            exact = _computed(self._exact, _leaves(self._exact), double, None if grad is None else grad.double())
-        for what, got, want in zip(_NAMES, once.outputs, exact, strict=False):
+            cotangent = None if grad is None else grad.double()
+            exact = _computed(self._exact, self._exact_parameters, double, cotangent)
+        for what, got, want in zip(self._outputs, once.outputs, exact, strict=False):
             self._measures[name].setdefault(what, []).append(measure(got, want))
 
     def wrong(self) -> dict[str, str]:
@@ -311,7 +312,6 @@ class _Contest:
             return tensor.copy_(made.mul_(scale)).detach()
 
 
-_NAMES = ("y", "dx", "dw", "db")
 _PLACES = torch.Generator().manual_seed(0)
 
 
@@ -320,10 +320,10 @@ def _compiled(stock: nn.Module) -> nn.Module:
     return compiled
 
 
-def _leaves(module: nn.Module) -> tuple[Tensor, ...]:
-    """The weight, and the bias if there is one."""
-    by_name = {name.rpartition(".")[2]: parameter for name, parameter in module.named_parameters()}
-    return tuple(by_name[name] for name in ("weight", "bias") if name in by_name)
+def _named(module: nn.Module, names: Sequence[str]) -> tuple[Tensor, ...]:
+    """The parameters of these names."""
+    by_name = {name.removeprefix("_orig_mod."): parameter for name, parameter in module.named_parameters()}
+    return tuple(by_name[name] for name in names)
 
 
 def _computed(module: nn.Module, parameters: Sequence[Tensor], x: Tensor, grad: Tensor | None) -> Sequence[Tensor]:
