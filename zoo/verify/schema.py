@@ -21,7 +21,6 @@ FIELDS: dict[str, str] = {
     "schema": "the number of this schema",
     "target": "the layer, as it was asked for",
     "kind": "the kind of layer",
-    "against": "what it was compared with, or null for the stock layer",
     "source_file": "the name of the file that defines the layer, or null",
     "source_sha256": "of that file, or null",
     "against": "what it was compared with, or null for the stock layer",
