@@ -309,9 +309,10 @@ struct Kernel {
 
   using RawPlanes = uint32_t[C::k / 16][3][4];
 
-  // The products of one strip of a stage, into `chunk`.
+  // The six products of one strip of a stage, into `chunk`.
   static __device__ __forceinline__ void issue_raw(float (&chunk)[C::n / 2], RawPlanes& a, uint32_t b) {
-    pin_planes(a);
+#pragma unroll
+    for (int i = 0; i < C::k / 16 * 3; ++i) ptx::pin(a[i / 3][i % 3]);
     ptx::forget(chunk);
     ptx::wgmma_fence();
 #pragma unroll
@@ -325,6 +326,7 @@ struct Kernel {
     ptx::wgmma_commit();
   }
 
+  // They are done: `a` and `chunk` may be written again.
   __device__ __forceinline__ void settle_raw(float (&sums)[C::n / 2], float (&chunk)[C::n / 2], const RawPlanes& a) {
     ptx::pin(chunk);
     ptx::wgmma_wait<0>();
@@ -335,8 +337,8 @@ struct Kernel {
     for (int j = 0; j < C::n / 2; ++j) sums[j] += chunk[j];
   }
 
-  // The same with A split on the way, a strip after the other. While one worker reads, splits and adds, the other's products
-  // run; where registers allow it, a worker's own do, too: two sets of A's registers then, in turn.
+  // multiply_planes with A split on the way, a strip after the other. While one worker reads, splits and adds, the other's
+  // products run; where registers allow it, a worker's own do, too: two sets of A's registers then, in turn.
   __device__ __forceinline__ void multiply_raw(
       Accumulators& acc, Ring<C::stages>& ring, int blocks, int row, int worker) {
     constexpr bool ahead = C::strips * C::n / 2 + C::n / 2 + 2 * 24 <= 200;
@@ -400,11 +402,6 @@ struct Kernel {
         ring.step();
       }
     }
-  }
-
-  static __device__ __forceinline__ void pin_planes(uint32_t (&a)[C::k / 16][3][4]) {
-#pragma unroll
-    for (int i = 0; i < C::k / 16 * 3; ++i) ptx::pin(a[i / 3][i % 3]);
   }
 
   // A piece of a spread tile: left for whoever comes last, who adds them up, always in the same order. True for that one.
