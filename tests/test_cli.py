@@ -53,13 +53,13 @@ def doctor_that(monkeypatch: pytest.MonkeyPatch, work: Callable[[], Report]) -> 
 def test_help_names_every_command() -> None:
     result = run("--help")
     assert result.exit_code == 0
-    for command in ("list", "info", "check", "parity", "train", "sweep", "demo", "doctor"):
+    for command in ("list", "info", "check", "parity", "train", "publish", "sweep", "demo", "doctor"):
         assert f" {command} " in result.stdout
         assert run(command, "--help").exit_code == 0
 
 
 def test_each_command_has_json() -> None:
-    for command in ("list", "info", "check", "parity", "train", "sweep", "demo", "doctor"):
+    for command in ("list", "info", "check", "parity", "train", "publish", "sweep", "demo", "doctor"):
         assert "--json" in run(command, "--help").stdout
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 import signal
@@ -28,11 +30,30 @@ def run(script: str, *arguments: str, **environment: str) -> str:
 
 
 def test_each_example_is_tested() -> None:
-    here = Path(__file__).read_text(encoding="utf-8")
+    here = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py"))
     scripts = [path.name for path in EXAMPLES.glob("*.py")]
     assert len(scripts) >= 3
     for name in scripts:
         assert f'run("{name}"' in here, f"{name} runs in no test"
+
+
+def test_ddp_scaling(tmp_path: Path) -> None:
+    small = ("--models", "mlp", "--batch", "4", "--blocks", "3", "--steps", "1", "--slack", "1", "--device", "cpu")
+    out = run("ddp_scaling.py", *small, "--json", str(tmp_path / "alone.json"))
+    assert out.count("100.0%") == 2  # of itself
+    script = (str(EXAMPLES / "ddp_scaling.py"), *small, "--json", str(tmp_path / "two.json"))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *script]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=300)
+    for name, ranks in (("alone", [1, 1]), ("two", [1, 1, 2, 2])):
+        rows = json.loads((tmp_path / f"{name}.json").read_text())["rows"]
+        assert [row["gpus"] for row in rows] == ranks
+        assert [row["layers"] for row in rows] == ["stock", "custom"] * (len(ranks) // 2)
+        for row in rows:
+            low, high = row["quartiles"]
+            assert 0 < low <= row["images_per_second"] <= high
+            alone = next(r for r in rows if r["layers"] == row["layers"])["images_per_second"]
+            assert row["efficiency"] == pytest.approx(row["images_per_second"] / (row["gpus"] * alone))
 
 
 def test_mnist_mlp_on_digits() -> None:
@@ -136,3 +157,54 @@ def test_bring_your_own_linear_finds_the_wrong_one() -> None:
     assert out.count("gradients: right") == 2
     assert "gradients: 25 WRONG" in out
     assert "first divergence: gradient head.bias" in out
+
+
+VERDICTS = {
+    "triton_linear-cpu": "triton_linear:triton_linear",
+    "low_rank_linear-cpu": "low_rank_linear:LowRankLinear",
+    "low_rank_linear-against-its-twin-cpu": "low_rank_linear:LowRankLinear",
+    "int8_linear-cpu": "int8_linear:Int8Linear",
+    "int8_linear-against-its-twin-cpu": "int8_linear:Int8Linear",
+}
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_a_committed_verdict_is_of_the_code_that_is_here(name: str) -> None:
+    data = json.loads((EXAMPLES / "results" / "verify" / f"{name}.json").read_text(encoding="utf-8"))
+    script = EXAMPLES / data["source_file"]
+    text = script.read_text(encoding="utf-8")
+    assert data["target"] == VERDICTS[name] and data["complete"] and data["seed"] == 0
+    assert data["source_sha256"] == hashlib.sha256(script.read_bytes()).hexdigest(), "made of another version"
+    assert f"--json results/verify/{name}.json" in " ".join(text.split())
+    assert data["target"] in data["command"] and ((data["against"] or "") in data["command"])
+    (values,) = [v["status"] for v in data["verdicts"] if v["claim"] == "values"]
+    assert values == ("fail" if name in ("low_rank_linear-cpu", "int8_linear-cpu") else "pass")
+
+
+def verdicts(out: str) -> list[tuple[str, str]]:
+    return re.findall(r"^ ([a-z][\w-]+) +(pass|fail|refused|untested) +[\d.]+ ", out, re.M)
+
+
+def test_low_rank_linear() -> None:
+    out = run("low_rank_linear.py", "--claim", "values", "--claim", "gradients", "--claim", "output")
+    names = ("build", "values", "output", "gradients")
+    beside_linear = ("pass", "fail", "pass", "fail")
+    assert verdicts(out) == [*zip(names, beside_linear, strict=True), *((name, "pass") for name in names)]
+
+
+def test_int8_linear() -> None:
+    pytest.importorskip("torchao")
+    out = run("int8_linear.py", "--claim", "values", "--claim", "gradients", "--claim", "determinism")
+    names = ("build", "values", "gradients", "determinism")
+    beside_linear = ("pass", "fail", "refused", "pass")  # of the weight, which is not trained
+    assert verdicts(out) == [*zip(names, beside_linear, strict=True), *((name, "pass") for name in names)]
+
+
+def test_triton_linear() -> None:
+    pytest.importorskip("triton")
+    out = run("triton_linear.py", "--claim", "edge-shapes", "--claim", "gradients", TRITON_INTERPRET="1")
+    assert verdicts(out) == [("build", "pass"), ("edge-shapes", "pass"), ("gradients", "pass")]
+    if not torch.cuda.is_available():
+        assert run("triton_linear.py", TRITON_INTERPRET="0").startswith(
+            "a Triton kernel runs on a GPU; TRITON_INTERPRET=1"
+        )

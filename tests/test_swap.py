@@ -307,7 +307,7 @@ def test_head_of_a_model_without_a_linear_one_is_refused() -> None:
 
 
 def test_unknown_kinds_layers_and_models_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"unknown kind of layer 'conv'; known: linear"):
+    with pytest.raises(ValueError, match=r"unknown kind of layer 'conv'; known: conv2d, layer_norm, linear, mlp"):
         patch(mlp(), "conv")
     with pytest.raises(ValueError, match=r"unknown linear layer 'zo'; known: zoo. register one with"):
         patch(mlp(), layer="zo")

@@ -117,10 +117,14 @@ class CoverageReport(Report):
 def coverage(model: nn.Module, *inputs: Any) -> CoverageReport:
     """Run ``model(*inputs)`` once, in the mode it is in, and report which custom layers really ran.
 
+    It tells of all Linears, and of the other kinds of layers that the model was patched with or has custom ones of.
     The model's modes and buffers and the random number generators are left as they were. What is compiled runs
     uncompiled, and of DataParallel and DistributedDataParallel the module inside.
     """
-    named = [(name, module, kind) for name, module in model.named_modules() if (kind := stock_kind(module))]
+    kinds = {"linear", *(rule.kind for _, rule in _rules(model))}
+    modules_of_kinds = [(name, module, kind) for name, module in model.named_modules() if (kind := stock_kind(module))]
+    kinds |= {kind for _, module, kind in modules_of_kinds if kind not in kinds and custom_layer(module, kind)}
+    named = [(name, module, kind) for name, module, kind in modules_of_kinds if kind in kinds]
     fused = [module for module in model.modules() if isinstance(module, FusedParent)]
     within = {module: p.zoo_layer for p in fused for module in inside_units(p, below=False)}
     with undisturbed(model), watch([*(m for _, m, _ in named), *fused], model.modules()) as seen:
@@ -177,7 +181,7 @@ class _Reasons:
     def __init__(self, model: nn.Module) -> None:
         rules = [(part, rule) for part, rule in _rules(model) if kind_of(rule.kind).stock is not None]
         plans = [plan(part, rule, strict=False) for part, rule in rules]
-        self._patched = bool(plans)
+        self._kinds = {rule.kind for _, rule in rules}
         self._reasons: dict[nn.Module, str] = {}
         for made in plans:
             for name, reason in made.skipped.items():
@@ -186,6 +190,8 @@ class _Reasons:
             self._reasons |= dict.fromkeys(made.layers.values(), _LOST)
 
     def of(self, module: nn.Module) -> str:
-        if not self._patched:
+        if not self._kinds:
             return "the model was not patched"
+        if (kind := stock_kind(module)) not in self._kinds:
+            return f"no patch is for {kind} layers"
         return self._reasons.get(module, NOT_SELECTED)

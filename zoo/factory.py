@@ -40,8 +40,9 @@ def create(
         custom_linear: which Linears to swap: none (False), every one that can be (True), the classifier ("head"), those
             whose names match one of a list of globs, or those for which a predicate ``(name, module)`` is true. Where
             both Linears of an ``mlp`` unit are chosen (see zoo.patch), it runs as one layer.
-        layers: the registered layer to put in, by kind: ``{"linear": "mine"}``. Named without ``custom_linear``, it
-            swaps all of its kind. With another linear layer than zoo's, units are left alone unless named.
+        layers: the registered layer to put in, by kind: ``{"linear": "mine", "layer_norm": "mine"}``. Named without
+            ``custom_linear``, which chooses among Linears alone, it swaps all of its kind. With another linear layer
+            than zoo's, units are left alone unless named.
         reset_head: load everything but the classifier, which stays freshly initialised, whatever classes the weights
             have. All else is loaded strictly.
         device: where to build the model; "meta" builds it without memory.
@@ -118,7 +119,7 @@ def _rules(custom_linear: Any, layers: Any) -> list[tuple[str, str, Only]]:
 
         for kind, layer in wanted.items():
             get_layer(kind, layer)  # a wrong name is refused before anything is built
-    return [(kind, layer, only) for kind, layer in wanted.items()]
+    return [(kind, layer, only if kind in ("linear", "mlp") else None) for kind, layer in wanted.items()]
 
 
 def _device(device: Any) -> torch.device:

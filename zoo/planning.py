@@ -52,7 +52,7 @@ class Plan:
                 if not left:
                     out.append(parent)
                     del self.parents[parent]
-                elif gone and routes(parent) and parent not in settled:
+                elif gone and routes(parent, self.rule.kind) and parent not in settled:
                     one = f"{type(parent).__name__} runs one layer for all the weights that it reads"
                     reasons.update(dict.fromkeys(left, f"{one}, and {gone} is left alone: {self.skipped[gone]}"))
         return out
@@ -85,7 +85,7 @@ def plan(model: nn.Module, rule: Rule, *, strict: bool, probed: bool = False, bu
             skipped[name] = f"{past[module]}; pass example= to see whether it runs nevertheless"
     for name, module in named.items():
         for parent in read_by.get(module, ()):
-            adapter = adapter_of(parent)
+            adapter = adapter_of(parent, rule.kind)
             if adapter is not None and not adapter.asks and _unadaptable(parent, rule) is None:
                 made.parents.setdefault(parent, []).append(name)
     made.skip(skipped, settled={parent for parent in made.parents if runs(parent, rule)})
@@ -96,17 +96,21 @@ def runs(module: nn.Module, rule: Rule) -> bool:
     """Whether a module runs the rule's layer already: as that layer, or as a parent that was adapted to it."""
     if isinstance(module, stock_of(rule.kind)):
         return custom_layer(module, rule.kind) == rule.layer
-    return isinstance(module, Patched) and module.zoo_kind == rule.kind and module.zoo_layer == rule.layer
+    if not isinstance(module, Patched):
+        return False
+    if module.zoo_kind != rule.kind:  # an adapted parent that only keeps off a fast path does so for both kinds
+        return adapter_of(module, rule.kind) is not None and not routes(module, rule.kind)
+    return module.zoo_layer == rule.layer
 
 
 def _unadaptable(parent: nn.Module, rule: Rule) -> str | None:
     """Why a parent that reads weights cannot run the layer, as added to where it reads them; or None if it can."""
     if runs(parent, rule):
         return None
-    adapter = adapter_of(parent)
+    adapter = adapter_of(parent, rule.kind)
     if adapter is None:
         return ""
-    if adapter.asks or not routes(parent):
+    if adapter.asks or not routes(parent, rule.kind):
         return None
     if why := unfit(get_layer(rule.kind, rule.layer)):
         return f", and the layer {rule.layer!r} {why}"

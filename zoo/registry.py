@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar, cast, overload
 from torch import nn
 
 from zoo.naming import natural_key, unknown_name
+from zoo.offers import MODELS, claimed, names_offered, take
 
 __all__ = ["ModelSpec", "build", "list_models", "options_of", "register_model", "resolve", "spec_of", "unknown_options"]
 
@@ -58,6 +59,8 @@ def register_model(name: Any = None) -> Any:
     ``@register_model`` takes the function's own name, ``@register_model("name")`` another. The builder's keyword
     arguments are the model's options; one of them should be ``num_classes``.
 
+    An installed package may offer models without being imported (:mod:`zoo.offers`).
+
     Raises ValueError for a name that is taken or is no name for a model.
     """
     if callable(name):
@@ -65,28 +68,37 @@ def register_model(name: Any = None) -> Any:
 
     def register(builder: _B) -> _B:
         key = getattr(builder, "__name__", None) if name is None else name
-        if not isinstance(key, str) or not key or key.split("/")[0] in _DOORS:
+        if offer := claimed(MODELS, key, builder):
             raise ValueError(
-                f"a model's name must be a non-empty str without {' or '.join(f'{door}/' for door in _DOORS)} "
-                f"in front, got {key!r}; name it with @register_model('name')"
+                f"model {key!r}: {builder!r} cannot have this name, which the installed package {offer} offers; "
+                "choose another name"
             )
-        if key in _builders:
-            raise ValueError(f"model {key!r} is registered already, by {_builders[key]!r}; choose another name")
-        _builders[key] = builder
+        _add(key, builder)
         return builder
 
     return register
 
 
+def _add(name: Any, builder: Any) -> None:
+    if not isinstance(name, str) or not name or name.split("/")[0] in _DOORS:
+        raise ValueError(
+            f"a model's name must be a non-empty str without {' or '.join(f'{door}/' for door in _DOORS)} "
+            f"in front, got {name!r}; name it with @register_model('name')"
+        )
+    if name in _builders:
+        raise ValueError(f"model {name!r} is registered already, by {_builders[name]!r}; choose another name")
+    _builders[name] = builder
+
+
 def list_models(pattern: str = "*", *, source: str | None = None) -> list[str]:
     """The names that zoo.create knows and that match ``pattern`` (``*``, ``?``, ``[]``), in natural order.
 
-    ``source``: only those of "zoo" (users' own included), "torchvision" or "timm".
+    ``source``: only those of "zoo" (users' own and those of installed packages included), "torchvision" or "timm".
     """
     sources = ("zoo", *_DOORS)
     if source is not None and source not in sources:
         raise unknown_name("source", source, sources)
-    found = fnmatch.filter(_own(), pattern) if source in (None, "zoo") else []
+    found = fnmatch.filter({*_own(), *names_offered(MODELS)}, pattern) if source in (None, "zoo") else []
     fixed = re.split(r"[*?\[]", pattern, maxsplit=1)[0]
     for door in _DOORS:
         prefix = f"{door}/"
@@ -105,11 +117,18 @@ def resolve(name: str) -> Builder:
         if bare not in known:
             raise unknown_name(f"{door} model", bare, known, remedy=_remedy(door, bare, known))
         return _door(door).builder(bare)
-    if name not in _own():
+    if name not in _own() and not take(MODELS, name, functools.partial(_register_new, name)):
         elsewhere = [f"{door}/{name}" for door in _DOORS if name in _door(door).names()]
         remedy = f"It exists as {' and '.join(elsewhere)}" if elsewhere else "zoo.list_models() lists all"
-        raise unknown_name("model", name, _own(), remedy=remedy)
+        raise unknown_name("model", name, {*_own(), *names_offered(MODELS)}, remedy=remedy)
     return _builders[name]
+
+
+def _register_new(name: str, builder: Any) -> None:
+    if name not in _builders:  # its module may have done so by itself
+        if not callable(builder):
+            raise TypeError(f"expected a function or class that returns an nn.Module, got {builder!r}")
+        _add(name, builder)
 
 
 def build(name: str, options: Mapping[str, Any]) -> nn.Module:

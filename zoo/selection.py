@@ -12,7 +12,7 @@ from zoo.derived import without
 from zoo.layers._fallback import alters_torch_functions
 from zoo.layers.adapters import adapter_of, unfit
 from zoo.layers.patched import Patched
-from zoo.layers.registry import custom_layer, get_layer, stock_of
+from zoo.layers.registry import custom_layer, get_layer, kind_of, stock_of
 from zoo.models.head import head_names
 from zoo.naming import unknown_name
 from zoo.ops import DTYPES
@@ -82,14 +82,15 @@ def unswappable(module: nn.Module, kind: str, layer: str) -> str | None:  # noqa
         return "parametrized: its weight is computed; patch before the parametrization is registered"
     if not isinstance(module, Patched) and (built_as := custom_layer(module, kind)):
         return f"it was built as the layer {built_as!r}"
-    adapted = adapter_of(module) is not None
-    if (cls.forward is not stock.forward and not adapted) or cls.__call__ is not stock.__call__:
+    adapted = adapter_of(module, kind) is not None
+    own = any(getattr(cls, name) is not getattr(stock, name) for name in kind_of(kind).computes)
+    if (own and not adapted) or cls.__call__ is not stock.__call__:
         return f"its class {cls.__module__}.{cls.__qualname__} has a forward of its own"
     if adapted and (why := unfit(get_layer(kind, layer))):
         return f"its class {cls.__module__}.{cls.__qualname__} has a forward of its own, and the layer {layer!r} {why}"
     weight = getattr(module, "weight", None)
     if not isinstance(weight, torch.Tensor):
-        return "it has no weight tensor"
+        return "it has no weight tensor" if kind_of(kind).needs_weight else None
     if alters_torch_functions(weight):
         return f"its weight is a {type(weight).__name__}, which brings its own {kind}"
     if weight.dtype not in DTYPES:

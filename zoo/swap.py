@@ -61,7 +61,8 @@ def patch(
 
     Args:
         model: any module; one that is itself such a layer is swapped too.
-        kind: the kind of layer: "linear", or "mlp", the unit Linear, activation, (dropout), Linear.
+        kind: the kind of layer: "linear", "layer_norm", "conv2d", or "mlp", the unit Linear, activation, (dropout),
+            Linear. zoo brings layers of its own for "linear" and "mlp" alone.
         layer: the registered name of the layer to put in (:func:`zoo.list_layers`).
         only: which ones: None (all), "head" (the classifier), globs over module names, or a predicate (name, module).
         example: an input of the model, or the tuple of its positional arguments. With it a probe forward in training
@@ -128,7 +129,7 @@ def _apply(
                 adopt(module, rule.kind, rule.layer)
         if example is not None:
             for module in planned.skip(_idle(model, planned.layers, planned.past, example), settled=planned.parents):
-                if isinstance(module, Patched):
+                if isinstance(module, Patched) and module.zoo_kind == rule.kind:
                     release(module)
     return _report(rule, planned.modules, planned.layers, planned.skipped, proven=example is not None)
 

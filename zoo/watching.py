@@ -159,7 +159,8 @@ def watch(modules: Iterable[nn.Module], parents: Iterable[nn.Module] = ()) -> It
 
 
 def _weights(module: nn.Module) -> Iterator[Tensor]:
-    return (p for p in module._parameters.values() if p is not None and not is_lazy(p) and p.dim() > 1)
+    named = ((name, p) for name, p in module._parameters.items() if p is not None and not is_lazy(p))
+    return (p for name, p in named if p.dim() > 1 or (name == "weight" and p.dim() == 1))  # a norm's is a vector
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:

@@ -2,7 +2,9 @@
 
 #include "sm90/sm90.h"
 
+#ifndef ZOO_WITHOUT_PYTHON
 #include <Python.h>
+#endif
 
 #include <atomic>
 #include <cstdlib>
@@ -14,6 +16,9 @@ namespace {
 // torch.get_float32_matmul_precision(). The stable ABI has no door to it, so Python is asked, where there is one: a program
 // in C++ alone gets float32's full accuracy.
 Precision float32_precision() {
+#ifdef ZOO_WITHOUT_PYTHON
+  return Precision::highest;
+#else
   if (!Py_IsInitialized()) return Precision::highest;
   const PyGILState_STATE state = PyGILState_Ensure();
   // Not a static initialiser: another thread that waits for it with the GIL in hand would wait for ever.
@@ -34,6 +39,7 @@ Precision float32_precision() {
   PyErr_Clear();
   PyGILState_Release(state);
   return precision;
+#endif
 }
 
 bool aligned(const void* p) {

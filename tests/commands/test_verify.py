@@ -69,7 +69,8 @@ def test_errors_are_told_before_anything_runs(folder: Path) -> None:
     for arguments, text in (
         (["brought_layers:wrong"], "there is no 'wrong'; there are no_bias, right"),
         (["zoo", "--claim", "x"], "no claim matches 'x'"),
-        (["zoo", "--kind", "mlp"], "a suite for 'linear' alone"),
+        (["zoo", "--kind", "layer_norm"], "unknown layer_norm layer 'zoo'"),
+        (["zoo", "--kind", "norm"], "unknown kind of layer 'norm'; known: conv2d, layer_norm, linear, mlp"),
         (["zoo", "--json", "verdict.txt"], "expected a file named *.json"),
         (["zoo", "--memory-limit", "0.5"], "expected GiB, at least 1, or none"),
     ):

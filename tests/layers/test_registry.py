@@ -91,7 +91,7 @@ def test_names_and_kinds() -> None:
         with pytest.raises(ValueError, match="must be a non-empty str"):
             register_layer("linear", name)  # type: ignore[arg-type]
     for call in (lambda: register_layer("norm", "x"), lambda: list_layers("norm"), lambda: get_layer("norm", "x")):
-        with pytest.raises(ValueError, match="unknown kind of layer 'norm'; known: linear"):
+        with pytest.raises(ValueError, match="unknown kind of layer 'norm'; known: conv2d, layer_norm, linear, mlp"):
             call()
     with pytest.raises(ValueError, match="unknown linear layer 'zo'; known: zoo"):
         get_layer("linear", "zo")

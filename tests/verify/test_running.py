@@ -146,3 +146,18 @@ def test_ok_needs_all() -> None:
     assert report.ok and not replace(report, complete=False).ok
     assert replace(report, verdicts=(*report.verdicts, Verdict("x", "", REFUSED, "no"))).ok
     assert not replace(report, verdicts=(*report.verdicts, Verdict("x", "", FAIL, "wrong"))).ok
+
+
+def test_against_a_twin() -> None:
+    report = zoo.verify(honest.Sliced, against=nn.Linear, claims=("values", "gradients"), isolate=False)
+    assert report.ok and report.against == "torch.nn.modules.linear:Linear"
+    assert json.loads(report.to_json())["against"] == report.against
+    assert "against='torch.nn.modules.linear:Linear'" in report.command
+    assert "against torch.nn.modules.linear:Linear" in str(report)
+    for against, text in (
+        ("nowhere:Linear", "against: target 'nowhere:Linear': No module named 'nowhere'"),
+        (3, "against: target 3: expected a class"),
+        (honest.addmm, "against support.honest:addmm: expected a class"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            zoo.verify(nn.Linear, against=against, isolate=False)

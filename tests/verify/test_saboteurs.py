@@ -39,7 +39,7 @@ def test_a_saboteur_is_caught(layer: object, claim: str) -> None:
 
 
 def test_every_claim_has_a_saboteur() -> None:
-    assert {claim.name for claim in CLAIMS} == set(CAUGHT_BY.values()) | set(DEADLY.values())
+    assert {claim.name for claim in CLAIMS if "linear" in claim.kinds} == set(CAUGHT_BY.values()) | set(DEADLY.values())
 
 
 @pytest.mark.parametrize("layer", [*LAYERS, Linear], ids=lambda layer: layer.__qualname__)

@@ -79,3 +79,48 @@ def test_cotangents_are_exact_in_every_dtype() -> None:
     values = Subject(nn.Linear).cotangent(1000, 1000)
     assert torch.equal(values.bfloat16().float(), values)
     assert torch.equal(values.half().float(), values)
+
+
+class Twice(nn.Linear):
+    """A layer that is no Linear: twice one."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+class AsTwice(Twice):
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, 2 * self.weight, None if self.bias is None else 2 * self.bias)
+
+
+def test_against_another_than_the_stock_layer() -> None:
+    with pytest.raises(Broken, match=r"error 1\.0e"):
+        Subject(AsTwice).compare(cases(Subject(nn.Linear)))
+    subject = Subject(AsTwice, against=Twice)
+    subject.compare(cases(subject))
+    assert isinstance(subject.pair()[1], Twice) and subject.suite.parameters == ("weight", "bias")
+    with pytest.raises(Broken, match=r"error 5\.0e-01"):
+        Subject(nn.Linear, against=Twice).compare(cases(subject))
+
+
+def test_what_cannot_be_built_is_told_by_its_case() -> None:
+    class NoBias(nn.Linear):
+        def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+            if not bias:
+                raise NotImplementedError("always with a bias")
+            super().__init__(in_features, out_features)
+
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input)
+
+    subject = Subject(NoBias)
+    with pytest.raises(Refused, match=r"^bare, to be built: NotImplementedError: always with a bias$"):
+        subject.compare([Case("bare", subject.randn(2, 8), 4, {"bias": False}), *cases(subject)])
+
+
+def test_values_that_the_stock_layer_has_not_either_are_left_out() -> None:
+    subject = Subject(nn.Linear)
+    large = Case("large", 1e30 * subject.randn(8, 8), 4, weight_scale=1e30)
+    with pytest.raises(Untested, match=r"^large: the stock layer's own values are not finite$"):
+        subject.compare([large])
+    subject.compare([large, *cases(subject)])

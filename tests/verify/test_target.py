@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from support import honest
 from zoo.layers import Linear, register_layer
-from zoo.verify.target import Functional, build, name_of, resolve, source_of
+from zoo.verify.kinds.linear import Functional
+from zoo.verify.target import build, name_of, resolve, source_of
 
 WHERE = {"bias": True, "device": "cpu", "dtype": torch.float64}
 
@@ -32,7 +33,8 @@ def test_by_name() -> None:
         ("support.honest:Nobody", "linear", "there is no 'Nobody'; there are .*Sliced"),
         ("zo", "linear", "unknown linear layer 'zo'.*zoo"),
         ("zoo", "lineal", "linear"),
-        ("zoo", "mlp", "a suite for 'linear' alone"),
+        (nn.Linear, "mlp", r"a layer of kind 'mlp' is a function of \(input, weight1, .*got class Linear"),
+        (honest.addmm, "layer_norm", r"must take \(input, normalized_shape, weight, bias, eps\)"),
         (nn.Linear(2, 2), "linear", "expected a class"),
         (dict, "linear", "expected a subclass of nn.Module"),
         (lambda x: x, "linear", r"must take \(input, weight, bias\)"),

@@ -20,6 +20,7 @@ def run(
     target: str,
     *,
     kind: str,
+    against: str | None,
     claims: Sequence[str],
     device: str,
     seed: int,
@@ -36,6 +37,8 @@ def run(
     if os.getcwd() not in sys.path:  # a console script has its own folder there instead
         sys.path.insert(0, os.getcwd())
     words = ["zoo verify", shlex.quote(target), "--kind", kind]
+    if against is not None:
+        words += ["--against", shlex.quote(against)]
     for glob in claims:
         words += ["--claim", shlex.quote(glob)]
     words += ["--device", device, "--seed", str(seed), "--time-limit", f"{time_limit:g}"]
@@ -65,6 +68,7 @@ def run(
             report = verify(
                 target,
                 kind=kind,
+                against=against,
                 device=choose_device(device),
                 claims=claims or "*",
                 seed=seed,

@@ -1,7 +1,7 @@
 """The classes that patched modules have: a swap changes a module's class and nothing else.
 
 The new class is made from the layer to run and the class that the module had; where there is an adapter for that class,
-from its own methods with the layer in the place of ``F.linear``.
+from its own methods with the layer in the place of ``F.linear``, or the function of its kind.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _patched_class(original: type[nn.Module], kind: str, layer: str) -> type[nn.
 
 
 def _adapter(original: type[nn.Module], kind: str) -> Adapter | None:
-    adapter = adapter_of(original)
+    adapter = adapter_of(original, kind)
     if adapter is None and not issubclass(original, stock_of(kind)):
         name = f"{original.__module__}.{original.__qualname__}"
         raise ValueError(f"no adapter is registered for {name}; register it with zoo.register_adapter({name})")
@@ -52,7 +52,7 @@ def _make(
     recipe = (_patched_class, kind, layer)
     name, marks = f"{original.__name__}[{layer}]", {"zoo_kind": kind, "zoo_layer": layer}
     if adapter is not None:
-        methods, below = rewritten(original_class(original), layer_class)
+        methods, below = rewritten(original_class(original), layer_class, kind)
         made = derive(name, (Patched, original, *below), original, recipe, **marks, **methods)
         made.zoo_forward = made.forward  # type: ignore[attr-defined]
         return made
@@ -70,7 +70,7 @@ def adopt(module: nn.Module, kind: str, layer: str) -> None:
     """
     module.__class__ = _patched_class(type(module), kind, layer)
     hook = getattr(get_layer(kind, layer), "adopt", None)
-    if hook is None or adapter_of(module) is not None:
+    if hook is None or adapter_of(module, kind) is not None:
         return
     before = _attributes(module)
     hook(module)

@@ -1,18 +1,17 @@
-"""The registry of swappable layers: a kind ("linear") has a stock layer and named layers to put in its place.
-
-The kind "mlp" has none: it is a unit of several modules that run as one, and its layers are functions.
-"""
+"""The registry of swappable layers: a kind (zoo.layers.kinds) has a stock layer and named layers for its place."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from zoo.layers.kinds import KINDS, Kind, call_of, kind_of, stock_kind, stock_of
 from zoo.naming import natural_key, unknown_name
+from zoo.offers import LAYERS, claimed, names_offered, take
 
 __all__ = [
     "KINDS",
@@ -27,101 +26,81 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A kind of layer that can be swapped."""
-
-    arguments: tuple[str, ...]
-    """What a layer given as a function is called with: the input, then attributes of the module, or of a unit its
-    parameters and activation."""
-    stock: type[nn.Module] | None = None
-    """The layer it stands for; a swappable layer is a subclass, and shares its parameters and their names. None of a
-    unit of several modules (zoo.layers.units)."""
-    flops: Callable[[Any, Tensor], int] = lambda module, output: 0
-    """Of the stock layer's forward, from the module and the output, as torch counts them (2 M N K a product)."""
-
-
-KINDS: dict[str, Kind] = {
-    "linear": Kind(
-        arguments=("input", "weight", "bias"),
-        stock=nn.Linear,
-        flops=lambda module, output: 2 * output.numel() * module.in_features,
-    ),
-    "mlp": Kind(arguments=("input", "weight1", "bias1", "weight2", "bias2", "activation")),
-}
-
 _layers: dict[tuple[str, str], Any] = {}
 
 _L = TypeVar("_L", bound=Callable[..., Any])
 
 
-def kind_of(kind: str) -> Kind:
-    """The kind of that name. ValueError, with the known ones, where there is none."""
-    if kind not in KINDS:
-        raise unknown_name("kind of layer", kind, KINDS)
-    return KINDS[kind]
-
-
-def stock_of(kind: str) -> type[nn.Module]:
-    """The stock layer of a kind that has one."""
-    stock = kind_of(kind).stock
-    assert stock is not None, f"{kind} is a kind of unit"
-    return stock
-
-
 def register_layer(kind: str, name: str) -> Callable[[_L], _L]:
     """Decorator: register a layer under a name, for ``zoo.patch(model, kind, layer=name)``.
 
-    Either a subclass of the kind's stock layer (``nn.Linear`` for "linear") with a ``forward`` of its own, or a plain
-    function ``f(input, weight, bias) -> output``. The patched module keeps its instance, and so its parameters: a
-    class must live on what the stock layer has. If it needs more, it defines ``adopt(self)``, which is called on each
-    module after its class has changed and may set attributes and non-persistent buffers, nothing else; unpatch removes
-    them. A forward that hands its work to torch tells so by ``zoo.layers.note_fallback(self, reason)``.
+    Either a subclass of the kind's stock layer with a ``forward`` of its own, or a plain function, which returns the
+    output:
 
-    A layer of kind "mlp" is a function ``f(input, weight1, bias1, weight2, bias2, activation) -> output``, which stands
-    for ``act(input @ weight1.T + bias1) @ weight2.T + bias2``; the activation is "relu", "gelu", "gelu_tanh" or "silu",
-    and a bias may be None.
+    * "linear": ``nn.Linear``, or ``f(input, weight, bias)``;
+    * "layer_norm": ``nn.LayerNorm``, or ``f(input, normalized_shape, weight, bias, eps)``, where weight and bias may be
+      None;
+    * "conv2d": ``nn.Conv2d``, or ``f(input, weight, bias, stride, padding, dilation, groups)`` as ``F.conv2d``;
+    * "mlp": only a function, ``f(input, weight1, bias1, weight2, bias2, activation)``, which stands for
+      ``act(input @ weight1.T + bias1) @ weight2.T + bias2``; the activation is "relu", "gelu", "gelu_tanh" or "silu",
+      and a bias may be None.
+
+    The patched module keeps its instance, and so its parameters: a class must live on what the stock layer has. If it
+    needs more, it defines ``adopt(self)``, which is called on each module after its class has changed and may set
+    attributes and non-persistent buffers, nothing else; unpatch removes them. A forward that hands its work to torch
+    tells so by ``zoo.layers.note_fallback(self, reason)``.
+
+    An installed package may offer layers without being imported (:mod:`zoo.offers`).
 
     Raises:
         ValueError: unknown kind, a name taken, or something that cannot stand in for the stock layer.
     """
-    stock = kind_of(kind).stock
+    kind_of(kind)
     if not isinstance(name, str) or not name:
         raise ValueError(f"a layer's name must be a non-empty str, got {name!r}")
 
     def register(layer: _L) -> _L:
-        if (kind, name) in _layers:
+        if offer := claimed(LAYERS, f"{kind}.{name}", layer):
             raise ValueError(
-                f"{kind} layer {name!r} is registered already, as {_layers[kind, name].__qualname__}; "
+                f"{kind} layer {name!r}: {layer!r} cannot have this name, which the installed package {offer} offers; "
                 "choose another name"
             )
-        if isinstance(layer, type):
-            if stock is None or not issubclass(layer, stock):
-                wanted = "" if stock is None else f"a subclass of {stock.__name__} or "
-                raise ValueError(
-                    f"{kind} layer {name!r}: expected {wanted}a function "
-                    f"f({', '.join(kind_of(kind).arguments)}), got class {layer.__qualname__}"
-                )
-            if layer.forward is stock.forward:
-                raise ValueError(
-                    f"{kind} layer {name!r}: {layer.__qualname__} has no forward of its own, so nothing would change"
-                )
-            try:
-                object.__new__(stock).__class__ = layer
-            except TypeError as error:
-                raise ValueError(
-                    f"{kind} layer {name!r}: a {stock.__name__} cannot become a {layer.__qualname__} in place "
-                    f"({error}); leave out __slots__"
-                ) from None
-            _layers[kind, name] = layer
-        elif callable(layer):
-            _check_arguments(kind, name, layer)
-            _layers[kind, name] = layer if stock is None else _from_function(kind, name, layer)
-        else:
-            raise ValueError(f"{kind} layer {name!r}: expected a class or a function, got {layer!r}")
+        _add(kind, name, layer)
         return layer
 
     return register
+
+
+def _add(kind: str, name: str, layer: Any) -> None:
+    stock = kind_of(kind).stock
+    if (kind, name) in _layers:
+        raise ValueError(
+            f"{kind} layer {name!r} is registered already, as {_layers[kind, name].__qualname__}; choose another name"
+        )
+    if isinstance(layer, type):
+        if stock is None or not issubclass(layer, stock):
+            wanted = "" if stock is None else f"a subclass of {stock.__name__} or "
+            raise ValueError(
+                f"{kind} layer {name!r}: expected {wanted}a function "
+                f"f({', '.join(kind_of(kind).arguments)}), got class {layer.__qualname__}"
+            )
+        if layer.forward is stock.forward:
+            raise ValueError(
+                f"{kind} layer {name!r}: {layer.__qualname__} has no forward of its own, so nothing would change"
+            )
+        try:
+            object.__new__(stock).__class__ = layer
+        except TypeError as error:
+            raise ValueError(
+                f"{kind} layer {name!r}: a {stock.__name__} cannot become a {layer.__qualname__} in place "
+                f"({error}); leave out __slots__"
+            ) from None
+        _layers[kind, name] = layer
+    elif callable(layer):
+        _check_arguments(kind, name, layer)
+        _layers[kind, name] = layer if stock is None else _from_function(kind, name, layer)
+    else:
+        raise ValueError(f"{kind} layer {name!r}: expected a class or a function, got {layer!r}")
 
 
 def _check_arguments(kind: str, name: str, function: Callable[..., Any]) -> None:
@@ -133,10 +112,10 @@ def _check_arguments(kind: str, name: str, function: Callable[..., Any]) -> None
 
 
 def _from_function(kind: str, name: str, function: Callable[..., Any]) -> type[nn.Module]:
-    attributes = kind_of(kind).arguments[1:]
+    arguments = call_of(kind)
 
     def forward(self: nn.Module, input: Tensor) -> Any:
-        return function(input, *(getattr(self, attribute) for attribute in attributes))
+        return function(*arguments(self, input))
 
     return type(name, (stock_of(kind),), {"forward": forward, "__doc__": inspect.getdoc(function)})
 
@@ -147,16 +126,16 @@ def get_layer(kind: str, name: str) -> Any:
     ValueError, with the known ones, where there is none.
     """
     kind_of(kind)
-    if (kind, name) not in _layers:
+    if (kind, name) not in _layers and not take(LAYERS, f"{kind}.{name}", functools.partial(_register_new, kind, name)):
         raise unknown_name(
             f"{kind} layer", name, list_layers(kind), remedy=f'register one with @zoo.register_layer("{kind}", ...)'
         )
     return _layers[kind, name]
 
 
-def stock_kind(module: nn.Module) -> str | None:
-    """The kind that a module is of, swapped or not; None where it is of none."""
-    return next((name for name, kind in KINDS.items() if kind.stock and isinstance(module, kind.stock)), None)
+def _register_new(kind: str, name: str, layer: Any) -> None:
+    if (kind, name) not in _layers:  # its module may have done so by itself
+        _add(kind, name, layer)
 
 
 def custom_layer(module: nn.Module, kind: str) -> str | None:
@@ -174,7 +153,9 @@ def custom_layer(module: nn.Module, kind: str) -> str | None:
 
 
 def list_layers(kind: str | None = None) -> list[str]:
-    """The names of the registered layers of a kind, or of all kinds, in natural order."""
+    """The names of the layers of a kind, or of all kinds, in natural order: those that are registered, and those that
+    installed packages offer."""
     if kind is not None:
         kind_of(kind)
-    return sorted({n for k, n in _layers if kind in (None, k)}, key=natural_key)
+    offered = (tuple(name.split(".", 1)) for name in names_offered(LAYERS))
+    return sorted({n for k, n in (*_layers, *offered) if kind in (None, k)}, key=natural_key)

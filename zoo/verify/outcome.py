@@ -36,6 +36,8 @@ class Claim:
     """What is claimed, in plain words."""
     check: Callable[[Subject], None]
     """Returns if the claim holds; raises :class:`Broken`, :class:`Untested`, or what the layer raised."""
+    kinds: tuple[str, ...] = ("linear",)
+    """Of which layers it is claimed."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +59,14 @@ class Verdict:
 
 
 _CLEAR = re.compile(
-    r"not (yet )?(implemented|supported)|unsupported|once_differentiable|expected .*\bgot\b|got .*\bexpected\b"
-    r"|setup_context|generate_vmap_rule|override the (jvp|vmap)",
+    r"not (yet |currently )?(implemented|support)|unsupported|once_differentiable|expected .*\bgot\b|got .*\bexpected\b"
+    r"|requires create_graph=False|setup_context|generate_vmap_rule|override the (jvp|vmap)",
     re.I | re.S,
 )
+_PYTHONS = re.compile(
+    r"values to unpack|positional argument|unsupported operand|object (is not|has no|does not)|indices must be", re.I
+)
+"""What the interpreter says of a mistake in the layer's own code, be it by a ValueError or a TypeError."""
 _INTERNAL = ("torch._dynamo", "torch._inductor", "torch.fx", "torch._export", "torch.export")
 
 
@@ -69,7 +75,7 @@ def outcome_of(error: Exception) -> tuple[str, str]:
 
     A refusal is an error that a reader understands without the source: NotImplementedError, ValueError or TypeError
     with a text, or a RuntimeError that says what is not supported, or what was expected and got. All else, such as an
-    IndexError, a failed assertion or an error of torch.compile's own, is a failure.
+    IndexError, an unpacking of too many values, a failed assertion or an error of torch.compile's own, is a failure.
     """
     text = " ".join(str(error).split())
     text = text if len(text) <= 300 else text[:297] + "..."
@@ -80,7 +86,7 @@ def outcome_of(error: Exception) -> tuple[str, str]:
     if isinstance(error, Untested):
         return UNTESTED, text
     kind = type(error)
-    clear = bool(text) and not kind.__module__.startswith(_INTERNAL)
+    clear = bool(text) and not kind.__module__.startswith(_INTERNAL) and not _PYTHONS.search(text)
     if clear and (
         isinstance(error, (NotImplementedError, ValueError, TypeError))
         or (isinstance(error, RuntimeError) and _CLEAR.search(text))

@@ -27,9 +27,10 @@ class VerifyReport(TableReport):
     """The verdict on every claim.
 
     As JSON (``schema`` 1): one object with ``ok``, ``schema``; ``target``, ``kind``, ``source_file`` (the name of the
-    file that defines the layer, or null) and ``source_sha256`` (of that file); the facts of the machine, ``device``,
-    ``driver``, ``torch``, ``cuda``, ``zoo``, ``python``, ``threads``, ``date`` (UTC, when the run began); ``seed``,
-    ``command`` (which reproduces the run), ``complete`` (false where it was cut off); ``counts`` by status; and
+    file that defines the layer, or null) and ``source_sha256`` (of that file); ``against`` (what it was compared with,
+    or null for the stock layer); the facts of the machine, ``device``, ``driver``, ``torch``, ``cuda``, ``zoo``,
+    ``python``, ``threads``, ``date`` (UTC, when the run began); ``seed``, ``command`` (which reproduces the run),
+    ``complete`` (false where it was cut off); ``counts`` by status; and
     ``verdicts``, an array of ``claim`` (its name), ``says``, ``status`` ("pass", "fail", "refused", "untested"),
     ``reason`` (empty for a pass) and ``seconds``. A claim that was not reached is "untested". The schema's number
     grows when a field goes or changes its meaning; new ones may come at any time.
@@ -44,6 +45,7 @@ class VerifyReport(TableReport):
     command: str
     verdicts: tuple[Verdict, ...]
     complete: bool = True
+    against: str | None = None
     schema: int = SCHEMA
 
     @property
@@ -73,6 +75,6 @@ class VerifyReport(TableReport):
         end = ", ".join(f"{n} {status}" for status, n in self.counts.items() if n)
         end += f"; FAILED: {', '.join(failed)}" if failed else ""
         end += "" if self.complete else "; stopped before its end"
-        return Group(
-            f"{self.target} ({self.kind}), on {self.machine.device}, seed {self.seed}", table, verdict(self.ok, end)
-        )
+        beside = f", against {self.against}" if self.against else ""
+        head = f"{self.target} ({self.kind}{beside}), on {self.machine.device}, seed {self.seed}"
+        return Group(head, table, verdict(self.ok, end))

@@ -14,16 +14,28 @@ from typing import Any, Protocol
 
 import torch
 
-from zoo.layers.registry import kind_of
+from zoo.layers.kinds import kind_of
 from zoo.machine import examine as examine_machine
 from zoo.sweep.worker import Ended, Worker
 from zoo.verify.claims import CLAIMS
+from zoo.verify.kinds import EVERY
 from zoo.verify.outcome import FAIL, PASS, UNTESTED, Claim, Verdict, outcome_of
 from zoo.verify.report import VerifyReport
 from zoo.verify.subject import Subject
 from zoo.verify.target import Source, name_of, resolve, source_of
 
-__all__ = ["MEMORY_LIMIT", "TIME_LIMIT", "Found", "Task", "chosen_claims", "judge_claim", "look", "verify"]
+__all__ = [
+    "BUILD",
+    "MEMORY_LIMIT",
+    "TIME_LIMIT",
+    "Found",
+    "Task",
+    "chosen_claims",
+    "judge_claim",
+    "judging",
+    "look",
+    "verify",
+]
 
 TIME_LIMIT = 120.0
 MEMORY_LIMIT = 8 * 2**30
@@ -40,6 +52,7 @@ class Task:
     device: str
     seed: int
     memory_limit: int | None
+    against: Any = None
 
 
 @dataclass(frozen=True)
@@ -61,6 +74,7 @@ def verify(
     target: Any,
     *,
     kind: str = "linear",
+    against: Any = None,
     device: str | torch.device | None = None,
     claims: str | Iterable[str] = "*",
     seed: int = 0,
@@ -77,8 +91,11 @@ def verify(
 
     Args:
         target: "module:Name", the name of a registered layer, a class that is built as the stock layer is, or a
-            function of (input, weight, bias).
-        kind: "linear".
+            function of what its kind's functions take (:func:`zoo.register_layer`).
+        kind: "linear", "layer_norm", "conv2d" or "mlp", whose layers are functions.
+        against: a class, or "module:Name" of one, to compare with in the place of the stock layer, built as that is. A
+            layer that approximates is wrong beside the stock layer; whether it is a right approximation shows beside
+            its twin, which does the same in plain operators.
         device: where to run; the CPU unless told.
         claims: globs over the names of claims.
         seed: of weights and inputs; each claim has a stream of its own, so that one alone gives the same values.
@@ -94,14 +111,14 @@ def verify(
     Raises:
         ValueError: an unknown kind, target or claim; a target that cannot be sent to the worker.
     """
-    kind_of(kind)
-    chosen = chosen_claims(claims)
+    chosen = chosen_claims(claims, kind)
     where = torch.device(device or "cpu")
     if not time_limit > 0:
         raise ValueError(f"time_limit={time_limit!r}: expected more than 0 seconds")
     with contextlib.ExitStack() as stack:
-        judge = stack.enter_context(_isolated(target, time_limit)) if isolate else look
-        task = Task(target, kind, None, str(where), seed, memory_limit if isolate and where.type == "cpu" else None)
+        judge = stack.enter_context(_isolated((target, against), time_limit)) if isolate else look
+        limit = memory_limit if isolate and where.type == "cpu" else None
+        task = Task(target, kind, None, str(where), seed, limit, against)
         found = judge(task)
         if isinstance(found, Found) and found.refusal:
             raise ValueError(found.refusal)
@@ -114,9 +131,10 @@ def verify(
             source.source_sha256,
             examine_machine(where),
             seed,
-            command or f"zoo.verify({name_of(target)!r}, kind={kind!r}, device={str(where)!r}, seed={seed})",
+            command or _call(target, against, kind, where, seed),
             tuple(verdicts),
             complete=False,
+            against=None if against is None else name_of(against),
         )
         by_name = {claim.name: claim for claim in chosen}
         for name in progress([name for name in by_name if not any(v.claim == name for v in verdicts)]):
@@ -129,16 +147,43 @@ def verify(
     return replace(report, verdicts=tuple(verdicts), complete=True)
 
 
-def chosen_claims(globs: str | Iterable[str] = "*") -> list[Claim]:
-    """The claims that match any of the globs, in the table's order, and ``build`` before all.
+@contextlib.contextmanager
+def judging(
+    target: str,
+    *,
+    kind: str = "linear",
+    device: str | torch.device | None = None,
+    seed: int = 0,
+    time_limit: float = TIME_LIMIT,
+    memory_limit: int | None = MEMORY_LIMIT,
+) -> Iterator[Callable[[str], Verdict]]:
+    """What gives the verdict on a claim by its name, in one worker process. Args: as of :func:`verify`.
 
-    ValueError for a glob that matches none.
+    ValueError for a target that leads nowhere.
     """
+    where = torch.device(device or "cpu")
+    task = Task(target, kind, None, str(where), seed, memory_limit if where.type == "cpu" else None)
+    with _isolated((target,), time_limit) as judge:
+        found = judge(task)
+        if isinstance(found, Found) and found.refusal:
+            raise ValueError(found.refusal)
+        failed = {} if isinstance(found, Found) else {BUILD: found}
+        yield lambda claim: failed.get(claim) or judge(replace(task, claim=claim))
+
+
+def chosen_claims(globs: str | Iterable[str] = "*", kind: str = "linear") -> list[Claim]:
+    """The claims about a kind that match any of the globs, in the table's order, and ``build`` before all.
+
+    ValueError for no kind, or a glob that matches none.
+    """
+    kind_of(kind)
+    table = [claim for claim in _TABLE if kind in claim.kinds]
     globs = [globs] if isinstance(globs, str) else list(globs)
     for glob in globs:
-        if not any(fnmatch.fnmatchcase(claim.name, glob) for claim in _TABLE):
-            raise ValueError(f"no claim matches {glob!r}; there are {', '.join(claim.name for claim in _TABLE)}")
-    return [c for c in _TABLE if c.name == BUILD or any(fnmatch.fnmatchcase(c.name, glob) for glob in globs)]
+        if not any(fnmatch.fnmatchcase(claim.name, glob) for claim in table):
+            of = "" if kind == "linear" else f" about {kind} layers"
+            raise ValueError(f"no claim{of} matches {glob!r}; there are {', '.join(claim.name for claim in table)}")
+    return [c for c in table if c.name == BUILD or any(fnmatch.fnmatchcase(c.name, glob) for glob in globs)]
 
 
 def look(task: Task, note: Callable[[str], object] = lambda step: None) -> Verdict | Found:
@@ -147,6 +192,7 @@ def look(task: Task, note: Callable[[str], object] = lambda step: None) -> Verdi
         _limit_memory(task.memory_limit)
     if task.claim is None:
         try:
+            _against(task)
             return Found(source_of(resolve(task.target, task.kind)))
         except ValueError as error:
             return Found(Source(None, None), refusal=str(error))
@@ -154,7 +200,22 @@ def look(task: Task, note: Callable[[str], object] = lambda step: None) -> Verdi
             return _verdict(_BUILD, FAIL, f"it could not be imported: {type(error).__name__}: {error}")
     claim = next(c for c in _TABLE if c.name == task.claim)
     note(claim.name)
-    return judge_claim(claim, Subject(resolve(task.target, task.kind), torch.device(task.device)), seed=task.seed)
+    layer = resolve(task.target, task.kind)
+    subject = Subject(layer, torch.device(task.device), kind=task.kind, against=_against(task))
+    return judge_claim(claim, subject, seed=task.seed)
+
+
+def _against(task: Task) -> Any:
+    """The class to compare with, or None for the stock layer."""
+    if task.against is None:
+        return None
+    try:
+        found = resolve(task.against, task.kind)
+    except ValueError as error:
+        raise ValueError(f"against: {error}") from None
+    if not isinstance(found, type):
+        raise ValueError(f"against {name_of(task.against)}: expected a class, got {found!r}")
+    return found
 
 
 def judge_claim(claim: Claim, subject: Subject, *, seed: int = 0) -> Verdict:
@@ -171,17 +232,17 @@ def judge_claim(claim: Claim, subject: Subject, *, seed: int = 0) -> Verdict:
 
 
 def _build(s: Subject) -> None:
-    for bias in (True, False):
-        s.pair(96, 48, bias=bias)
+    for options in s.suite.required:
+        s.pair(**options)
 
 
-_BUILD = Claim(BUILD, "it is built as the stock layer is, and takes its state dict", _build)
+_BUILD = Claim(BUILD, "it is built as the stock layer is, and takes its state dict", _build, EVERY)
 _TABLE: tuple[Claim, ...] = (_BUILD, *CLAIMS)
 
 
 @contextlib.contextmanager
-def _isolated(target: Any, time_limit: float) -> Iterator[Judge]:
-    if not isinstance(target, str):
+def _isolated(targets: tuple[Any, ...], time_limit: float) -> Iterator[Judge]:
+    for target in targets:
         try:
             pickle.dumps(target)
         except Exception as error:
@@ -200,6 +261,11 @@ def _isolated(target: Any, time_limit: float) -> Iterator[Judge]:
                 return _verdict(claim, FAIL, str(error), time.monotonic() - begun)
 
         yield judge
+
+
+def _call(target: Any, against: Any, kind: str, where: torch.device, seed: int) -> str:
+    twin = "" if against is None else f", against={name_of(against)!r}"
+    return f"zoo.verify({name_of(target)!r}, kind={kind!r}{twin}, device={str(where)!r}, seed={seed})"
 
 
 def _verdict(claim: Claim, status: str, reason: str = "", seconds: float = 0.0) -> Verdict:

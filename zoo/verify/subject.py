@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,31 +18,18 @@ import torch
 from torch import Tensor, nn
 
 from zoo.judging import Entry, Measure, judge, measure
+from zoo.verify.case import Case
+from zoo.verify.kinds import Suite, suite_of
 from zoo.verify.outcome import REFUSED, Broken, Refused, Untested, outcome_of
 from zoo.verify.target import build
 
-__all__ = ["ALL", "Case", "Subject", "evaluate", "judged", "saying"]
+__all__ = ["ALL", "Case", "Subject", "double_of", "evaluate", "judged", "parameter_of", "saying"]
 
 ALL = ("input", "weight", "bias")
+"""What has a gradient in a Linear, a LayerNorm and a Conv2d; of any kind it is ``subject.suite.all``."""
 FLOAT64_SLACK = 4.0  # as zoo.parity allows where the models are float64 themselves
 
 Tensors = Mapping[str, "Tensor | None"]
-
-
-@dataclass(frozen=True)
-class Case:
-    """One input, and what is asked of the layer with it."""
-
-    name: str
-    input: Tensor
-    """(*, in_features), with the strides that the layer shall see."""
-    out_features: int = 96
-    bias: bool = True
-    gradients: tuple[str, ...] = ()
-    """Of which of :data:`ALL` gradients are asked for, all at once; none: a forward without grad."""
-    cotangent: Tensor | None = None
-    """(*, out_features); a random one unless given."""
-    weight_scale: float = 1.0
 
 
 Evaluate = Callable[[nn.Module, Case], Tensors]
@@ -49,19 +37,47 @@ Evaluate = Callable[[nn.Module, Case], Tensors]
 
 @dataclass
 class Subject:
-    """A layer under test."""
+    """A layer under test, of a kind."""
 
     layer: Any
-    """A class, or a function of (input, weight, bias)."""
+    """A class, or a function of what its kind's functions take."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     dtype: torch.dtype = torch.float32
+    kind: str = "linear"
+    against: Any = None
+    """A class to compare it with in the place of the kind's stock layer, and built as that is."""
 
-    def pair(self, in_features: int, out_features: int, *, bias: bool = True) -> tuple[nn.Module, nn.Linear]:
-        """The layer and the stock layer, with equal weights."""
-        stock = nn.Linear(in_features, out_features, bias=bias, device=self.device, dtype=self.dtype)
-        custom = build(self.layer, in_features, out_features, bias=bias, device=self.device, dtype=self.dtype)
+    @functools.cached_property
+    def suite(self) -> Suite:
+        """What the claims need to know of the kind, and of what the layer is compared with."""
+        suite = suite_of(self.kind)
+        if self.against is None:
+            return suite
+        stock = functools.partial(build, self.against, kind=self.kind)
+        named = dict(stock(*suite.sizes, device="meta", dtype=self.dtype).named_parameters())
+        weights = tuple(n for n, parameter in named.items() if parameter.dim() > 1 or n in suite.weights)
+        return replace(suite, stock=stock, parameters=tuple(named), weights=weights)
+
+    def pair(self, *sizes: Any, **options: Any) -> tuple[Any, Any]:
+        """The layer and the stock layer, with equal weights; of the typical size unless told."""
+        sizes = sizes or self.suite.sizes
+        stock = self.suite.stock(*sizes, **options, device=self.device, dtype=self.dtype)
+        self.suite.fill(stock)
+        custom = build(self.layer, *sizes, kind=self.kind, device=self.device, dtype=self.dtype, **options)
         custom.load_state_dict(stock.state_dict())
         return custom, stock
+
+    def input(self, *rows: int) -> Tensor:
+        """Normally distributed input of a typical layer, (*rows, *sample)."""
+        return self.randn(*rows, *self.suite.sample)
+
+    def gradient(self, *rows: int) -> Tensor:
+        """What may come in for the output of :meth:`input`, (*rows, *out)."""
+        return self.cotangent(*rows, *self.suite.out)
+
+    def case(self, name: str, input: Tensor, **more: Any) -> Case:
+        """A case of a typical layer."""
+        return Case(name, input, self.suite.size, **more)
 
     def of(self, dtype: torch.dtype) -> Subject:
         """The same layer in another dtype."""
@@ -99,13 +115,19 @@ class Subject:
         run = evaluate or _evaluate
         refused: list[str] = []
         broken: list[str] = []
+        overflown: list[str] = []
         got: dict[str, Measure | None] = {}
         want: dict[str, Measure | None] = {}
         for case in cases:
             whole = self._with_cotangent(case)
-            custom, stock = self.pair(case.input.shape[-1], case.out_features, bias=case.bias)
-            for layer in (custom, stock):
-                _scale(layer, case.weight_scale)
+            try:
+                custom, stock = self.pair(*self.suite.sizes_of(case), **case.options)
+            except Exception as error:
+                status, reason = outcome_of(error)
+                (refused if status == REFUSED else broken).append(f"{case.name}, to be built: {reason}")
+                continue
+            if case.weight_scale != 1.0:
+                self._scale((custom, stock), case.weight_scale)
             exact = (exactly or run)(copy.deepcopy(stock).double(), _double(whole))
             try:
                 with around():
@@ -119,13 +141,29 @@ class Subject:
                 status, reason = outcome_of(error)
                 (refused if status == REFUSED else broken).append(f"{case.name}: {reason}")
                 continue
+            found = _measures(case.name, stocks, exact, least=self._single(run, whole, stock))
+            if any(m is not None and m.fault for m in found.values()):
+                overflown.append(case.name)
+                continue
             got.update(_measures(case.name, values, exact))
-            want.update(_measures(case.name, stocks, exact, least=self._single(run, whole, stock)))
+            if case.conditioned:
+                rounded = (exactly or run)(copy.deepcopy(stock).double(), _rounded(whole))
+                found = _at_least(found, _measures(case.name, rounded, exact))
+            want.update(found)
         broken += [saying(entry) for entry in judge("value", got, want) if not entry.ok]
         if broken:
             raise Broken(_some(broken))
         if refused:
             raise Refused(_some(refused))
+        if overflown and not got:
+            raise Untested(f"{_some(overflown)}: the stock layer's own values are not finite")
+
+    def _scale(self, layers: tuple[nn.Module, ...], factor: float) -> None:
+        with torch.no_grad():
+            for layer in layers:
+                for name, parameter in layer.named_parameters():
+                    if name.rpartition(".")[2] in self.suite.parameters:
+                        parameter.mul_(factor)
 
     def _single(self, run: Evaluate, whole: Case, stock: nn.Module) -> Tensors | None:
         # In float64 the reference is no more exact than the layer: the stock's float32 copy shows its error.
@@ -136,7 +174,7 @@ class Subject:
     def _with_cotangent(self, case: Case) -> Case:
         if case.cotangent is not None or not case.gradients:
             return case
-        return replace(case, cotangent=self.cotangent(*case.input.shape[:-1], case.out_features))
+        return replace(case, cotangent=self.cotangent(*self.suite.shape_of(case)))
 
 
 def evaluate(layer: nn.Module, case: Case) -> Tensors:
@@ -151,6 +189,8 @@ def evaluate(layer: nn.Module, case: Case) -> Tensors:
     leaves = {"input": x.requires_grad_("input" in case.gradients), **parameters}
     asked = [name for name in case.gradients if name in leaves]
     output = layer(x)
+    if not asked:
+        return {"output": output.detach()}
     assert case.cotangent is not None
     grads = torch.autograd.grad(
         output, [leaves[name] for name in asked], case.cotangent.to(output.dtype), allow_unused=True
@@ -159,6 +199,20 @@ def evaluate(layer: nn.Module, case: Case) -> Tensors:
 
 
 _evaluate = evaluate
+
+
+def parameter_of(layer: nn.Module, name: str) -> nn.Parameter:
+    """The parameter of that name, wherever in the layer it lies. :class:`Broken` where there is none."""
+    named = {full.rpartition(".")[2]: parameter for full, parameter in layer.named_parameters()}
+    if name not in named:
+        raise Broken(f"it has no parameter {name!r}; it has {', '.join(named) or 'none'}")
+    return named[name]
+
+
+def double_of(stock: nn.Module, x: Tensor) -> Tensor:
+    """The output of a stock layer's float64 copy: the exact one, so to speak."""
+    with torch.no_grad():
+        return copy.deepcopy(stock).double()(x.double())
 
 
 def judged(got: Tensors, stock: Tensors, exact: Tensors) -> None:
@@ -192,16 +246,21 @@ def _measures(case: str, values: Tensors, exact: Tensors, least: Tensors | None 
     return dict(sorted(measures.items()))
 
 
+def _at_least(found: dict[str, Measure | None], other: dict[str, Measure | None]) -> dict[str, Measure | None]:
+    pairs = ((name, mine, other.get(name)) for name, mine in found.items())
+    return {name: mine.at_least(theirs) if mine and theirs else mine for name, mine, theirs in pairs}
+
+
+def _rounded(case: Case) -> Case:
+    """The case in float64, with an input that is a rounding of its own dtype off."""
+    eps = torch.finfo(case.input.dtype).eps
+    double = _double(case)
+    return replace(double, input=double.input * (1 + eps * torch.randn_like(double.input)))
+
+
 def _some(reasons: Sequence[str]) -> str:
     more = f"; and {len(reasons) - 2} more" if len(reasons) > 2 else ""
     return "; ".join(reasons[:2]) + more
-
-
-def _scale(layer: nn.Module, factor: float) -> None:
-    if factor != 1.0:
-        with torch.no_grad():
-            for parameter in layer.parameters():
-                parameter.mul_(factor)
 
 
 def _double(case: Case) -> Case:

@@ -6,28 +6,18 @@ import hashlib
 import importlib
 import inspect
 import types
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from zoo.layers.registry import get_layer, kind_of
+from zoo.layers.kinds import kind_of
+from zoo.layers.registry import get_layer
+from zoo.verify.kinds import suite_of
 
-__all__ = ["Functional", "Source", "build", "name_of", "resolve", "source_of"]
-
-
-class Functional(nn.Linear):
-    """An nn.Linear that computes with a function of (input, weight, bias)."""
-
-    def __init__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.function = function
-
-    def forward(self, input: Tensor) -> Tensor:
-        return self.function(input, self.weight, self.bias)
+__all__ = ["Source", "build", "name_of", "resolve", "source_of"]
 
 
 @dataclass(frozen=True)
@@ -47,24 +37,26 @@ def resolve(target: Any, kind: str = "linear") -> Any:
         target: "module:Name", where Name may have dots; the name of a registered layer; or a class or function.
 
     Raises:
-        ValueError: for a kind that has no suite, a name that leads nowhere, or something that is no layer.
+        ValueError: for no kind, a name that leads nowhere, or something that is no layer.
     """
-    kind_of(kind)
-    if kind != "linear":
-        raise ValueError(f"kind {kind!r}: verify has a suite for 'linear' alone")
+    known = kind_of(kind)
+    arguments = f"({', '.join(known.arguments)})"
     layer = _named(target, kind) if isinstance(target, str) else target
     if isinstance(layer, type):
+        if known.stock is None:
+            raise ValueError(
+                f"target {name_of(target)}: a layer of kind {kind!r} is a function of {arguments}, "
+                f"got class {layer.__name__}"
+            )
         if not issubclass(layer, nn.Module):
             raise ValueError(f"target {name_of(target)}: expected a subclass of nn.Module, got class {layer.__name__}")
         return layer
     if isinstance(layer, nn.Module) or not callable(layer):
-        raise ValueError(
-            f"target {name_of(target)}: expected a class, or a function of (input, weight, bias), got {layer!r}"
-        )
+        raise ValueError(f"target {name_of(target)}: expected a class, or a function of {arguments}, got {layer!r}")
     try:
-        inspect.signature(layer).bind(*kind_of(kind).arguments)
+        inspect.signature(layer).bind(*known.arguments)
     except TypeError as error:
-        raise ValueError(f"target {name_of(target)}: it must take (input, weight, bias): {error}") from None
+        raise ValueError(f"target {name_of(target)}: it must take {arguments}: {error}") from None
     except ValueError:  # a builtin without a signature
         pass
     return layer
@@ -90,30 +82,33 @@ def name_of(target: Any) -> str:
     """How a report calls the target."""
     if isinstance(target, str):
         return target
-    return f"{getattr(target, '__module__', '?')}:{getattr(target, '__qualname__', repr(target))}"
+    if not hasattr(target, "__qualname__"):
+        return repr(target)
+    return f"{getattr(target, '__module__', '?')}:{target.__qualname__}"
 
 
 def build(
-    layer: Any, in_features: int, out_features: int, *, bias: bool, device: torch.device | str, dtype: torch.dtype
+    layer: Any, *sizes: Any, kind: str = "linear", device: torch.device | str, dtype: torch.dtype, **options: Any
 ) -> nn.Module:
-    """A layer of these sizes, with weights of its own.
+    """A layer of these sizes and options, with weights of its own.
 
-    A class is called as nn.Linear is, with device and dtype if it takes them; a class with ``adopt`` is made of an
-    nn.Linear, as zoo.patch does; a function gets the parameters of an nn.Linear.
+    A class is called as the kind's stock layer is, with device and dtype if it takes them; a class with ``adopt`` is
+    made of a stock layer, as zoo.patch does; a function gets the parameters of a stock layer.
     """
     where: dict[str, Any] = {"device": device, "dtype": dtype}
     if not isinstance(layer, type):
-        return Functional(layer, in_features, out_features, bias=bias, **where)
-    if issubclass(layer, nn.Linear) and hasattr(layer, "adopt"):
-        module = nn.Linear(in_features, out_features, bias=bias, **where)
+        return suite_of(kind).functional(layer, *sizes, **options, **where)
+    stock = kind_of(kind).stock
+    if stock is not None and issubclass(layer, stock) and hasattr(layer, "adopt"):
+        module = stock(*sizes, **options, **where)
         module.__class__ = layer
         module.adopt()  # type: ignore[operator]
         return module
     try:
-        inspect.signature(layer).bind(in_features, out_features, bias=bias, **where)
+        inspect.signature(layer).bind(*sizes, **options, **where)
     except TypeError:
-        return layer(in_features, out_features, bias=bias).to(**where)
-    return layer(in_features, out_features, bias=bias, **where)
+        return layer(*sizes, **options).to(**where)
+    return layer(*sizes, **options, **where)
 
 
 def source_of(layer: Any) -> Source:

@@ -23,6 +23,7 @@ import zoo
 from zoo.coverage import coverage
 from zoo.layers import Linear, note_fallback, register_layer
 from zoo.layers.adapters import adapter_of, registry, rewritten, routes
+from zoo.layers.kinds import KINDS, functional_of, stock_of
 from zoo.layers.patched import Patched
 from zoo.layers.registry import custom_layer
 from zoo.policy import Rule
@@ -104,14 +105,15 @@ def state(model: nn.Module) -> Any:
 def test_each_known_class_is_there_and_changes(name: str) -> None:
     module, _, cls_name = name.rpartition(".")
     cls = getattr(importlib.import_module(module), cls_name)
-    adapter = adapter_of(cls)
-    assert adapter is registry._KNOWN[name]
-    if adapter.asks:
-        return
-    methods, _ = rewritten(cls, Linear)
-    assert methods["forward"] is not cls.forward
-    reaches_linear = cls is not nn.TransformerEncoderLayer  # of it only the fast path goes past its layers
-    assert (F.linear in registry._reached(cls)) is reaches_linear
+    for kind in KINDS:
+        adapter = adapter_of(cls, kind)
+        assert adapter is (registry._KNOWN[name] if kind in registry._KNOWN[name].kinds else None)
+        if adapter is None or adapter.asks:
+            continue
+        methods, _ = rewritten(cls, Linear if kind == "linear" else stock_of(kind), kind)
+        assert methods["forward"] is not cls.forward
+        reaches = cls is not nn.TransformerEncoderLayer  # of it only the fast path goes past its layers
+        assert (functional_of(kind) in registry._reached(cls, kind)) is reaches
 
 
 def test_a_subclass_or_an_instance_with_a_forward_of_its_own_is_not_known() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -31,19 +31,18 @@ def run_given(weights: tuple[Tensor, ...], call: Callable[[], Tensor]) -> Tensor
     return call()
 
 
-def layer_as_function(layer: type[nn.Module]) -> Callable[..., Tensor]:
-    """``f(input, weight, bias=None)``, to be called in the place of ``F.linear``: the layer's forward on that weight.
+def layer_as_function(layer: type[nn.Module], kind: str = "linear") -> Callable[..., Tensor]:
+    """A function to be called in the place of the kind's (``F.linear``): the layer's forward on what it is given."""
+    return _FUNCTIONS[kind](layer)
 
-    A vector for a weight, which ``F.linear`` takes too, is no Linear's and stays with it.
-    """
+
+def _linear(layer: type[nn.Module]) -> Callable[..., Tensor]:
+    """``f(input, weight, bias=None)``. A vector for a weight, which ``F.linear`` takes too, is no Linear's and stays
+    with it."""
 
     def run(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        # a module only to the layer's forward; made by hand, for a module's own __init__ takes longer than a kernel
-        module = layer.__new__(layer)
         rows, columns = weight.shape
-        module.__dict__.update(
-            _parameters={}, _buffers={}, _modules={}, weight=weight, bias=bias, in_features=columns, out_features=rows
-        )
+        module = _bare(layer, weight=weight, bias=bias, in_features=columns, out_features=rows)
         return layer.forward(module, input)
 
     def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -54,6 +53,39 @@ def layer_as_function(layer: type[nn.Module]) -> Callable[..., Tensor]:
         return run_given((weight,), functools.partial(run, input, weight, bias))
 
     return linear
+
+
+def _layer_norm(layer: type[nn.Module]) -> Callable[..., Tensor]:
+    """``f(input, normalized_shape, weight=None, bias=None, eps=1e-5)``."""
+
+    def layer_norm(
+        input: Tensor,
+        normalized_shape: Sequence[int],
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        module = _bare(
+            layer,
+            normalized_shape=tuple(normalized_shape),
+            weight=weight,
+            bias=bias,
+            eps=eps,
+            elementwise_affine=weight is not None,
+        )
+        return layer.forward(module, input)
+
+    return layer_norm
+
+
+_FUNCTIONS = {"linear": _linear, "layer_norm": _layer_norm}
+
+
+def _bare(layer: type[nn.Module], **attributes: Any) -> nn.Module:
+    """A module only to the layer's forward; made by hand, for a module's own __init__ takes longer than a kernel."""
+    module = layer.__new__(layer)
+    module.__dict__.update(_parameters={}, _buffers={}, _modules={}, **attributes)
+    return module
 
 
 def unfit(layer: type[nn.Module]) -> str | None:

@@ -5,60 +5,64 @@ from __future__ import annotations
 import threading
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from zoo.verify.kinds import EVERY
 from zoo.verify.outcome import Broken, Claim
-from zoo.verify.subject import ALL, Case, Subject, evaluate, judged
+from zoo.verify.subject import Subject, double_of, evaluate, judged, parameter_of
 
 __all__ = ["CLAIMS"]
 
 
 def deterministic(s: Subject) -> None:
-    custom, _ = s.pair(192, 96)
-    case = Case("", s.randn(130, 192), 96, gradients=ALL, cotangent=s.cotangent(130, 96))
-    first = evaluate(custom, case)
-    for run in range(1, 8):
-        for name, value in evaluate(custom, case).items():
-            before = first[name]
-            if value is None or before is None or not torch.equal(value, before):
-                raise Broken(f"run {run} on equal values gave another {name} than run 0")
+    for case in s.suite.cases["determinism"](s):
+        custom, _ = s.pair(*s.suite.sizes_of(case), **case.options)
+        whole = replace(case, cotangent=s.cotangent(*s.suite.shape_of(case)))
+        first = evaluate(custom, whole)
+        for run in range(1, 8):
+            for name, value in evaluate(custom, whole).items():
+                before = first[name]
+                if value is None or before is None or not torch.equal(value, before):
+                    raise Broken(f"run {run} on equal values gave another {name} than run 0")
 
 
 def new_values(s: Subject) -> None:
     """Equal objects at equal pointers, with other values in them: whoever keeps results by these is found."""
-    custom, stock = s.pair(96, 48)
-    x = s.randn(64, 96)
-    weight, bias = (dict(custom.named_parameters())[name] for name in ("weight", "bias"))
+    custom, stock = s.pair()
+    x = s.input(64)
+    pairs = [(parameter_of(custom, name), parameter) for name, parameter in stock.named_parameters()]
 
     def right(what: str) -> None:
         with torch.no_grad():
             got, want = custom(x), stock(x)
-            exact = nn.functional.linear(x.double(), stock.weight.double(), stock.bias.double())
-        judged({f"output after {what}": got}, {f"output after {what}": want}, {f"output after {what}": exact})
+        name = f"output after {what}"
+        judged({name: got}, {name: want}, {name: double_of(stock, x)})
 
     right("the first call")
-    x.copy_(s.randn(64, 96))
+    x.copy_(s.input(64))
     right("the input was overwritten")
     x.data.mul_(-2.0)  # leaves no trace in the version counter
     right("the input was overwritten through .data")
     with torch.no_grad():
-        for mine, theirs in ((weight, stock.weight), (bias, stock.bias)):
+        for mine, theirs in pairs:
             new = s.randn(*theirs.shape)
             mine.copy_(new)
             theirs.copy_(new)
     right("an optimizer's step")
-    for mine, theirs in ((weight, stock.weight), (bias, stock.bias)):
+    for mine, theirs in pairs:
         new = s.randn(*theirs.shape)
         mine.data.copy_(new)
         theirs.data.copy_(new)
     right("a step through .data")
-    new = s.randn(48, 96)
-    _owner(custom, "weight").weight = nn.Parameter(new)
-    stock.weight = nn.Parameter(new.clone())
-    right("a new Parameter took the weight's place")
+    for name in s.suite.weights:
+        new = s.randn(*getattr(stock, name).shape)
+        setattr(_owner(custom, name), name, nn.Parameter(new))
+        setattr(stock, name, nn.Parameter(new.clone()))
+        right(f"a new Parameter took the {name}'s place")
 
 
 def _owner(module: nn.Module, name: str) -> Any:
@@ -66,25 +70,25 @@ def _owner(module: nn.Module, name: str) -> Any:
 
 
 def own_output(s: Subject) -> None:
-    custom, _ = s.pair(96, 48)
-    first = custom(s.randn(64, 96))
+    custom, _ = s.pair()
+    first = custom(s.input(64))
     kept = first.detach().clone()
-    second = custom(s.randn(64, 96))
+    second = custom(s.input(64))
     if not torch.equal(first.detach(), kept):
         raise Broken("a second call changed the output of the first")
     if first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr():
         raise Broken("two outputs lie in the same memory")
-    leaves = list(custom.parameters())
-    grads = torch.autograd.grad(first, leaves, s.cotangent(64, 48))
+    leaves = [p for p in custom.parameters() if p.requires_grad]
+    grads = torch.autograd.grad(first, leaves, s.gradient(64))
     kept_grads = [g.clone() for g in grads]
-    torch.autograd.grad(second, leaves, s.cotangent(64, 48))
+    torch.autograd.grad(second, leaves, s.gradient(64))
     if not all(map(torch.equal, grads, kept_grads)):
         raise Broken("a second backward changed the gradients of the first")
 
 
 def untouched(s: Subject) -> None:
-    custom, _ = s.pair(96, 48)
-    x, cotangent = s.randn(64, 96).requires_grad_(), s.cotangent(64, 48)
+    custom, _ = s.pair()
+    x, cotangent = s.input(64).requires_grad_(), s.gradient(64)
     held = {"input": x, "the incoming gradient": cotangent, **dict(custom.named_parameters())}
     before = {name: t.detach().clone() for name, t in held.items()}
     versions = {name: t._version for name, t in held.items()}
@@ -106,8 +110,8 @@ _STATE: dict[str, Callable[[], Any]] = {
 
 
 def global_state(s: Subject) -> None:
-    custom, _ = s.pair(96, 48)
-    x, cotangent = s.randn(64, 96).requires_grad_(), s.cotangent(64, 48)
+    custom, _ = s.pair()
+    x, cotangent = s.input(64).requires_grad_(), s.gradient(64)
     before = {what: read() for what, read in _STATE.items()}
     custom(x).backward(cotangent)
     for what, read in _STATE.items():
@@ -116,8 +120,8 @@ def global_state(s: Subject) -> None:
 
 
 def no_grad(s: Subject) -> None:
-    custom, _ = s.pair(96, 48)
-    x = s.randn(64, 96)
+    custom, _ = s.pair()
+    x = s.input(64)
     graded = custom(x)
     for what, mode in (("no_grad", torch.no_grad), ("inference_mode", torch.inference_mode)):
         with mode():
@@ -133,10 +137,11 @@ def no_grad(s: Subject) -> None:
 
 def threads(s: Subject) -> None:
     """Four threads with one layer, each with inputs of its own; what each gets is what it would get alone."""
-    custom, _ = s.pair(96, 48)
-    inputs = [s.randn(64, 96) for _ in range(4)]
-    cotangents = [s.cotangent(64, 48) for _ in range(4)]
-    leaves = list(custom.parameters())
+    custom, _ = s.pair()
+    inputs = [s.input(64) for _ in range(4)]
+    cotangents = [s.gradient(64) for _ in range(4)]
+    leaves = [p for p in custom.parameters() if p.requires_grad]
+    names = ("output", *(name for name, p in custom.named_parameters() if p.requires_grad))
 
     def work(number: int) -> list[Tensor]:
         output = custom(inputs[number])
@@ -150,7 +155,7 @@ def threads(s: Subject) -> None:
         try:
             barrier.wait()
             for _ in range(25):
-                for name, got, right in zip(("output", "weight", "bias"), work(number), alone[number], strict=False):
+                for name, got, right in zip(names, work(number), alone[number], strict=False):
                     if got.shape != right.shape or not torch.allclose(got, right, rtol=1e-3, atol=1e-3):
                         wrong.append(f"thread {number} got a wrong {name}")
                         return
@@ -167,11 +172,11 @@ def threads(s: Subject) -> None:
 
 
 CLAIMS = (
-    Claim("determinism", "equal inputs give equal bits, forward and backward", deterministic),
-    Claim("new-values", "new values at the same pointers, and new weights, give new results", new_values),
-    Claim("own-output", "results stay as they are when the layer is called again", own_output),
-    Claim("inputs-untouched", "input, weights and the incoming gradient are not written to", untouched),
-    Claim("global-state", "torch's global settings and random state stay as they are", global_state),
-    Claim("no-grad", "no_grad, inference_mode and eval change nothing but the graph", no_grad),
-    Claim("threads", "four threads may use one layer at once", threads),
+    Claim("determinism", "equal inputs give equal bits, forward and backward", deterministic, EVERY),
+    Claim("new-values", "new values at the same pointers, and new weights, give new results", new_values, EVERY),
+    Claim("own-output", "results stay as they are when the layer is called again", own_output, EVERY),
+    Claim("inputs-untouched", "input, weights and the incoming gradient are not written to", untouched, EVERY),
+    Claim("global-state", "torch's global settings and random state stay as they are", global_state, EVERY),
+    Claim("no-grad", "no_grad, inference_mode and eval change nothing but the graph", no_grad, EVERY),
+    Claim("threads", "four threads may use one layer at once", threads, EVERY),
 )

@@ -5,36 +5,38 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from zoo.verify.kinds import EVERY
 from zoo.verify.outcome import Broken, Claim, Untested
-from zoo.verify.subject import Subject, judged
+from zoo.verify.subject import Subject, double_of, judged, parameter_of
 
 __all__ = ["CLAIMS"]
 
 
 def state_dict(s: Subject) -> None:
-    for bias in (True, False):
-        custom, stock = s.pair(96, 48, bias=bias)
+    for options in s.suite.variants:
+        custom, stock = s.pair(**options)
         got, want = custom.state_dict(), stock.state_dict()
         if list(got) != list(want):
             raise Broken(f"keys: got {list(got)}, expected {list(want)}")
         for name, value in want.items():
             if got[name].shape != value.shape or got[name].dtype != value.dtype or not torch.equal(got[name], value):
                 raise Broken(f"{name} is not what was loaded")
-        fresh, back = s.pair(96, 48, bias=bias)
+        fresh, back = s.pair(**options)
         fresh.load_state_dict(got)
         back.load_state_dict(fresh.state_dict())
-        if not torch.equal(back.weight, stock.weight):
+        if not all(map(torch.equal, back.state_dict().values(), want.values())):
             raise Broken("weights that went through the layer's state dict came back changed")
 
 
 def deepcopied(s: Subject) -> None:
-    custom, _ = s.pair(96, 48)
-    x = s.randn(64, 96)
+    custom, _ = s.pair()
+    x = s.input(64)
     before = custom(x).detach()
     twin = copy.deepcopy(custom)
     _same(twin(x), before, "a deep copy")
@@ -47,9 +49,9 @@ def deepcopied(s: Subject) -> None:
 
 
 def pickled(s: Subject) -> None:
-    custom, _ = s.pair(96, 48)
+    custom, _ = s.pair()
     _importable(custom)
-    x = s.randn(64, 96)
+    x = s.input(64)
     before = custom(x).detach()
     try:
         data = pickle.dumps(custom)
@@ -71,8 +73,8 @@ def _importable(module: nn.Module) -> None:
 
 
 def hooks(s: Subject) -> None:
-    custom, _ = s.pair(96, 48)
-    x = s.randn(64, 96).requires_grad_()
+    custom, _ = s.pair()
+    x = s.input(64).requires_grad_()
     called: list[str] = []
     handles = [
         custom.register_forward_pre_hook(lambda module, args: called.append("forward pre-hook")),
@@ -94,22 +96,22 @@ def hooks(s: Subject) -> None:
     if custom(x).any():
         raise Broken("a forward hook's output did not take the place of the layer's")
     replaced.remove()
-    seen: list[Tensor] = []
-    handle = dict(custom.named_parameters())["weight"].register_hook(seen.append)
-    custom(x).sum().backward()
-    handle.remove()
-    if not seen:
-        raise Broken("a hook on the weight's gradient was never called")
+    for weight in s.suite.weights[:1]:
+        seen: list[Tensor] = []
+        handle = parameter_of(custom, weight).register_hook(seen.append)
+        custom(x).sum().backward()
+        handle.remove()
+        if not seen:
+            raise Broken(f"a hook on the gradient of {weight} was never called")
 
 
 def converted(s: Subject) -> None:
     # Through bfloat16 and back: weights that were kept aside from the parameters would be the old ones.
-    custom, stock = s.pair(96, 48)
+    custom, stock = s.pair()
     custom, stock = custom.bfloat16().float(), stock.bfloat16().float()
-    x = s.randn(64, 96)
-    exact = nn.functional.linear(x.double(), stock.weight.double(), stock.bias.double()).detach()
+    x = s.input(64)
     name = "after .bfloat16().float()"
-    judged({name: custom(x)}, {name: stock(x)}, {name: exact})
+    judged({name: custom(x)}, {name: stock(x)}, {name: double_of(stock, x)})
     output = custom.double()(x.double())
     if output.dtype != torch.float64:
         raise Broken(f"after .double() the output is {output.dtype}")
@@ -117,12 +119,12 @@ def converted(s: Subject) -> None:
 
 def on_meta(s: Subject) -> None:
     """The meta device stands for any that is not the first one: what ignores the input's device is found."""
-    meta = Subject(s.layer, torch.device("meta"), s.dtype)
-    custom, stock = meta.pair(96, 48)
+    meta = replace(s, device=torch.device("meta"))
+    custom, stock = meta.pair()
     for name, parameter in custom.named_parameters():
         if parameter.device.type != "meta":
             raise Broken(f"built for another device, {name} is on {parameter.device}")
-    x = torch.empty(64, 96, device="meta", requires_grad=True)
+    x = torch.empty(64, *s.suite.sample, device="meta", requires_grad=True)
     got, want = custom(x), stock(x)
     if got.device != want.device or got.shape != want.shape or got.dtype != want.dtype:
         raise Broken(
@@ -132,20 +134,20 @@ def on_meta(s: Subject) -> None:
 
 
 def parametrized(s: Subject) -> None:
-    custom, stock = s.pair(96, 48)
-    x = s.randn(64, 96)
-    if "weight" not in custom._parameters:
-        raise Untested("its weight is not a parameter of its own")
-    for layer in (custom, stock):
-        parametrize.register_parametrization(layer, "weight", _Half())
-    name = "output with a parametrized weight"
-    exact = nn.functional.linear(x.double(), stock.weight.double(), stock.bias.double()).detach()
-    judged({name: custom(x)}, {name: stock(x)}, {name: exact})
-    cotangent = s.cotangent(64, 48)
-    custom(x).backward(cotangent)
-    original = custom.parametrizations["weight"].original.grad  # type: ignore[index,union-attr]
-    if original is None:
-        raise Broken("the parameter behind a parametrized weight got no gradient")
+    if not s.suite.weights:
+        raise Untested("it has no weight that is trained")
+    for weight in s.suite.weights:
+        custom, stock = s.pair()
+        x = s.input(64)
+        if weight not in custom._parameters:
+            raise Untested(f"its {weight} is not a parameter of its own")
+        for layer in (custom, stock):
+            parametrize.register_parametrization(layer, weight, _Half())
+        name = f"output with a parametrized {weight}"
+        judged({name: custom(x)}, {name: stock(x)}, {name: double_of(stock, x)})
+        custom(x).backward(s.gradient(64))
+        if custom.parametrizations[weight].original.grad is None:
+            raise Broken(f"the parameter behind a parametrized {weight} got no gradient")
 
 
 class _Half(nn.Module):
@@ -155,8 +157,8 @@ class _Half(nn.Module):
 
 def trained(s: Subject) -> None:
     """Ten steps of an optimizer, beside the stock layer."""
-    custom, stock = s.pair(64, 32)
-    x, target = s.randn(128, 64), s.randn(128, 32)
+    custom, stock = s.pair()
+    x, target = s.input(128), s.randn(128, *s.suite.out)
     double = copy.deepcopy(stock).double()
     for layer, dtype in ((custom, s.dtype), (stock, s.dtype), (double, torch.float64)):
         optimizer = torch.optim.SGD(layer.parameters(), lr=0.5, momentum=0.9)
@@ -178,12 +180,12 @@ def _same(got: Tensor, right: Tensor, what: str) -> None:
 
 
 CLAIMS = (
-    Claim("state-dict", "the state dict goes both ways, with the stock layer's keys", state_dict),
-    Claim("deepcopy", "a deep copy computes the same, with parameters of its own", deepcopied),
-    Claim("pickle", "a pickled layer and one by torch.save compute the same", pickled),
-    Claim("hooks", "hooks on the module and on its weight are called, and may replace values", hooks),
-    Claim("conversion", ".bfloat16(), .float() and .double() change what it computes with", converted),
-    Claim("device", "it computes on the device of its input (shown on meta)", on_meta),
-    Claim("parametrization", "a parametrized weight is used, and trained", parametrized),
-    Claim("training", "ten optimizer steps end where the stock layer's do", trained),
+    Claim("state-dict", "the state dict goes both ways, with the stock layer's keys", state_dict, EVERY),
+    Claim("deepcopy", "a deep copy computes the same, with parameters of its own", deepcopied, EVERY),
+    Claim("pickle", "a pickled layer and one by torch.save compute the same", pickled, EVERY),
+    Claim("hooks", "hooks on the module and on its weight are called, and may replace values", hooks, EVERY),
+    Claim("conversion", ".bfloat16(), .float() and .double() change what it computes with", converted, EVERY),
+    Claim("device", "it computes on the device of its input (shown on meta)", on_meta, EVERY),
+    Claim("parametrization", "a parametrized weight is used, and trained", parametrized, EVERY),
+    Claim("training", "ten optimizer steps end where the stock layer's do", trained, EVERY),
 )

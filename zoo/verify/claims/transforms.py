@@ -7,6 +7,7 @@ what inductor makes of a graph is torch's.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,42 +15,43 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from zoo.verify.kinds import EVERY
 from zoo.verify.outcome import Broken, Claim, Untested
-from zoo.verify.subject import ALL, Case, Subject, Tensors
+from zoo.verify.subject import Case, Subject, Tensors
 
 __all__ = ["CLAIMS"]
 
 
 def compiled(s: Subject) -> None:
-    _compiled(s, [(64, 96), (64, 96), (2, 9, 96)], dynamic=False)
+    _compiled(s, s.suite.cases["compile"](s), dynamic=False)
 
 
 def compiled_dynamic(s: Subject) -> None:
-    _compiled(s, [(33, 96), (70, 96)], dynamic=True)
+    _compiled(s, [s.case(f"{m} rows", s.input(m), gradients=s.suite.all) for m in (33, 70)], dynamic=True)
 
 
-def _compiled(s: Subject, shapes: list[tuple[int, ...]], *, dynamic: bool) -> None:
+def _compiled(s: Subject, cases: Sequence[Case], *, dynamic: bool) -> None:
     def transformed(layer: nn.Module) -> Any:
         torch._dynamo.reset()
         return torch.compile(layer, backend="aot_eager", fullgraph=True, dynamic=dynamic)
 
-    s.compare([Case(f"{shape}->48", s.randn(*shape), 48, gradients=ALL) for shape in shapes], transformed=transformed)
+    s.compare(cases, transformed=transformed)
 
 
 def exported(s: Subject) -> None:
     def transformed(layer: nn.Module) -> nn.Module:
         rows = torch.export.Dim("rows", min=2, max=4096)
-        return torch.export.export(layer, (s.randn(8, 96),), dynamic_shapes=({0: rows},)).module()
+        return torch.export.export(layer, (s.input(8),), dynamic_shapes=({0: rows},)).module()
 
-    s.compare([Case("(64, 96)->48, exported with 8 rows", s.randn(64, 96), 48)], transformed=transformed)
+    s.compare([s.case("64 rows, exported with 8", s.input(64))], transformed=transformed)
 
 
 def opchecked(s: Subject) -> None:
-    custom, _ = s.pair(96, 48)
+    custom, _ = s.pair()
     with _Recorder() as recorder:
-        output = custom(s.randn(64, 96).requires_grad_())
+        output = custom(s.input(64).requires_grad_())
         with contextlib.suppress(Exception):  # a backward that there is not: other claims judge that
-            output.backward(s.cotangent(64, 48))
+            output.backward(s.gradient(64))
     if not recorder.calls:
         raise Untested("it calls no operators but torch's own")
     for op, (args, kwargs) in recorder.calls.items():
@@ -86,7 +88,7 @@ def vmapped(s: Subject) -> None:
                 "over dim 1": torch.func.vmap(layer, in_dims=1)(case.input),
             }
 
-    s.compare([Case("vmap", s.randn(8, 16, 96), 48)], evaluate=run)
+    s.compare([s.case("vmap", s.input(8, 16))], evaluate=run)
 
 
 def per_sample(s: Subject) -> None:
@@ -100,7 +102,7 @@ def per_sample(s: Subject) -> None:
         grads = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(parameters, case.input, case.cotangent)
         return {f"each sample's {name}": value for name, value in grads.items()}
 
-    s.compare([Case("vmap of grad", s.randn(16, 96), 48, gradients=ALL)], evaluate=run)
+    s.compare([s.case("vmap of grad", s.input(16), gradients=s.suite.all)], evaluate=run)
 
 
 def forward_mode(s: Subject) -> None:
@@ -108,15 +110,15 @@ def forward_mode(s: Subject) -> None:
         found = torch.func.jvp(layer, (case.input,), (case.input.roll(1, 0),))
         return {"tangent": found[1].detach()}
 
-    s.compare([Case("jvp", s.randn(64, 96), 48)], evaluate=run)
+    s.compare([s.case("jvp", s.input(64))], evaluate=run)
 
 
 CLAIMS = (
-    Claim("compile", "compiles as one graph, forward and backward", compiled),
-    Claim("compile-dynamic", "compiles as one graph for any number of rows", compiled_dynamic),
-    Claim("export", "torch.export takes it, with a dynamic number of rows", exported),
-    Claim("opcheck", "its own operators keep to their schema, and their fake kernels tell the truth", opchecked),
-    Claim("vmap", "torch.func.vmap over any dimension", vmapped),
-    Claim("per-sample-gradients", "torch.func: vmap of grad of functional_call", per_sample),
-    Claim("forward-mode", "torch.func.jvp", forward_mode),
+    Claim("compile", "compiles as one graph, forward and backward", compiled, EVERY),
+    Claim("compile-dynamic", "compiles as one graph for any number of rows", compiled_dynamic, EVERY),
+    Claim("export", "torch.export takes it, with a dynamic number of rows", exported, EVERY),
+    Claim("opcheck", "its own operators keep to their schema, and their fake kernels tell the truth", opchecked, EVERY),
+    Claim("vmap", "torch.func.vmap over any dimension", vmapped, EVERY),
+    Claim("per-sample-gradients", "torch.func: vmap of grad of functional_call", per_sample, EVERY),
+    Claim("forward-mode", "torch.func.jvp", forward_mode, EVERY),
 )
