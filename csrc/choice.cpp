@@ -33,9 +33,9 @@ constexpr Shape kWgmma[] = {{0, 128, 128, true, 5.2}, {1, 128, 192, true, 5.64},
                             {4, 64, 64, true, 2.2},   {5, 256, 128, false, 6.0}};
 constexpr Shape kSplit[] = {
     {0, 128, 128, false, 6.18},      {1, 128, 192, false, 6.36},      {3, 128, 64, false, 5.0},
-    {6, 192, 128, false, 6.18},      {8, 128, 192, false, 5.91, true}, {9, 128, 128, false, 5.75, true},
-    {10, 256, 96, false, 5.6, true}, {11, 128, 96, false, 5.4, true},
-    {12, 128, 96, true, 4.2, true}};
+    {6, 192, 128, false, 6.18},      {8, 128, 192, false, 6.38, true}, {9, 128, 128, false, 6.34, true},
+    {10, 256, 96, false, 5.83, true}, {11, 128, 96, false, 5.69, true},
+    {12, 128, 96, true, 4.43, true}};
 
 // Epilogue of one element by one warpgroup, in nanoseconds, by activation.
 constexpr double kEpilogue[] = {0.28, 0.30, 0.52, 0.45, 0.45};
@@ -56,7 +56,8 @@ double tiles_time(const Query& q, const Shape& s, int products, int* spread) {
   const double rate = products == 3 ? 0.75 * s.rate : q.type == Type::f16 ? 0.94 * s.rate : s.rate;
   const double body = 2e-6 * s.m * s.n * k * products / rate;
   const double epilogue = kEpilogue[q.activation] * 1e-3 * s.m * s.n;
-  const double tile = s.alone ? std::max(body, (body + epilogue) / 2) : body + epilogue / 2 * 0.55;
+  double tile = s.alone ? std::max(body, (body + epilogue) / 2) : body + epilogue / 2 * 0.55;
+  if (s.raw) tile += 1;  // its beginning: a is read and split before the first product
   const double waves = divided_up(static_cast<int64_t>(tiles), q.processors);
   const double whole = waves * tile + (s.alone ? epilogue / 2 : 0);
   const int64_t rest = static_cast<int64_t>(tiles) % q.processors;
@@ -288,16 +289,20 @@ Candidate by_tiles(const Query& q, Kernel kernel, const Forced& forced) {
                            ? nullptr
                            : "splits a in rows of whole 16 bytes, along M only with b along N";
   bool first = true;
+  double best_tiles = 0;
   auto consider = [&](const Shape& s) {
     if (forced.config >= 0 && forced.config != s.config) return;
     if (s.raw && (c.why_not = no_raw)) return;
     int spread = 0;
-    double time = kLaunch + std::max(tiles_time(q, s, products, &spread), traffic(q));
+    const double tiles = tiles_time(q, s, products, &spread);
+    double time = kLaunch + std::max(tiles, traffic(q));
     // the pass that makes planes
     if (f32) time += kLaunch + static_cast<double>((s.raw ? 0 : q.M) + q.N) * q.K * 10 / kBandwidth;
     if (forced.spread >= 0) spread = forced.spread;
-    if (!first && time >= c.choice.microseconds) return;
+    // where memory decides, the better tiles still
+    if (!first && (time > c.choice.microseconds || (time == c.choice.microseconds && tiles >= best_tiles))) return;
     first = false;
+    best_tiles = tiles;
     c.choice.config = s.config;
     c.choice.spread = spread;
     c.choice.raw_a = s.raw;

@@ -76,6 +76,13 @@ def test_every_package_is_installed():
     assert listed == {".".join(folder.parts) for folder in folders} | {"zoo._weights"}
 
 
+def test_the_weights_travel_with_the_package(tmp_path):
+    done = run_setup("-q", "build_py", "--build-lib", str(tmp_path), ZOO_CUDA="0")
+    assert done.returncode == 0, done.stderr
+    shipped = {path.name for path in (tmp_path / "zoo" / "_weights").iterdir()}
+    assert {path.name for path in (ROOT / "weights").iterdir() if path.suffix in (".toml", ".safetensors")} <= shipped
+
+
 def test_zoo_cuda_1_is_an_error_where_it_cannot_be():
     done = run_setup("build_ext", "--dry-run", ZOO_CUDA="1", CUDA_HOME="/nonexistent")
     assert done.returncode != 0

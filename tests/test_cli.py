@@ -8,11 +8,13 @@ import os
 import signal
 import subprocess
 import sys
+import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from typer.models import OptionInfo
 from typer.testing import CliRunner, Result
 
 import zoo
@@ -51,13 +53,13 @@ def doctor_that(monkeypatch: pytest.MonkeyPatch, work: Callable[[], Report]) -> 
 def test_help_names_every_command() -> None:
     result = run("--help")
     assert result.exit_code == 0
-    for command in ("list", "info", "check", "parity", "train", "sweep", "demo", "doctor"):
+    for command in ("list", "info", "check", "parity", "train", "publish", "sweep", "demo", "doctor"):
         assert f" {command} " in result.stdout
         assert run(command, "--help").exit_code == 0
 
 
 def test_each_command_has_json() -> None:
-    for command in ("list", "info", "check", "parity", "train", "sweep", "demo", "doctor"):
+    for command in ("list", "info", "check", "parity", "train", "publish", "sweep", "demo", "doctor"):
         assert "--json" in run(command, "--help").stdout
 
 
@@ -283,3 +285,24 @@ def test_demo_passes_its_device_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zoo.demo.demo", fake)
     result = run("demo", "--device", "cuda:3")
     assert (result.stdout, result.stderr) == ("found cuda:3\n", "... looking at cuda:3\n")
+
+
+def test_no_option_is_named_by_its_metavar():
+    """typer 0.27.0 takes a metavar that reads like the parameter for the option's name: --DEVICE for --device."""
+    commands = [
+        command.callback
+        for group in (app, *(g.typer_instance for g in app.registered_groups))
+        for command in group.registered_commands
+    ]
+    assert len(commands) > 10
+    seen = 0
+    for callback in commands:
+        for name, hint in typing.get_type_hints(callback, include_extras=True).items():
+            for option in getattr(hint, "__metadata__", ()):
+                if isinstance(option, OptionInfo) and option.metavar:
+                    seen += 1
+                    named = option.param_decls or str(option.default).startswith(
+                        "--"
+                    )  # Annotated puts the first one there
+                    assert named or option.metavar.lower() != name.lower(), f"{callback.__name__}: {name}"
+    assert seen > 10

@@ -30,11 +30,30 @@ def run(script: str, *arguments: str, **environment: str) -> str:
 
 
 def test_each_example_is_tested() -> None:
-    here = Path(__file__).read_text(encoding="utf-8")
+    here = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py"))
     scripts = [path.name for path in EXAMPLES.glob("*.py")]
     assert len(scripts) >= 3
     for name in scripts:
         assert f'run("{name}"' in here, f"{name} runs in no test"
+
+
+def test_ddp_scaling(tmp_path: Path) -> None:
+    small = ("--models", "mlp", "--batch", "4", "--blocks", "3", "--steps", "1", "--slack", "1", "--device", "cpu")
+    out = run("ddp_scaling.py", *small, "--json", str(tmp_path / "alone.json"))
+    assert out.count("100.0%") == 2  # of itself
+    script = (str(EXAMPLES / "ddp_scaling.py"), *small, "--json", str(tmp_path / "two.json"))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *script]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=300)
+    for name, ranks in (("alone", [1, 1]), ("two", [1, 1, 2, 2])):
+        rows = json.loads((tmp_path / f"{name}.json").read_text())["rows"]
+        assert [row["gpus"] for row in rows] == ranks
+        assert [row["layers"] for row in rows] == ["stock", "custom"] * (len(ranks) // 2)
+        for row in rows:
+            low, high = row["quartiles"]
+            assert 0 < low <= row["images_per_second"] <= high
+            alone = next(r for r in rows if r["layers"] == row["layers"])["images_per_second"]
+            assert row["efficiency"] == pytest.approx(row["images_per_second"] / (row["gpus"] * alone))
 
 
 def test_mnist_mlp_on_digits() -> None:

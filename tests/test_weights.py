@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import hashlib
 import importlib.util
 import os
+import shlex
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 import torchvision
+from torch import Tensor
+from typer.testing import CliRunner
 
 from zoo import weights_index
 from zoo.checkpoint import load, load_checkpoint, read_metadata
+from zoo.cli import app
+from zoo.data import accuracy, fashion_mnist
 from zoo.factory import create
 from zoo.registry import list_models, spec_of
+from zoo.train import TrainConfig
 from zoo.weights_index import WeightEntry, find, folder, names
 
 DIGITS = find("mlp.digits").path
@@ -128,6 +136,58 @@ def test_the_recipe_makes_the_checkpoint(recipe: ModuleType) -> None:
     shipped = create("mlp", weights=entry.name)  # bit-equal on one machine; elsewhere sums may round otherwise
     for one, other in zip(model.parameters(), shipped.parameters(), strict=True):
         assert (one - other).norm() < 0.1 * other.norm()  # of another seed it is over 1
+
+
+@pytest.fixture(scope="module")
+def fashion(fashion_mnist_root: Path) -> tuple[Tensor, Tensor]:
+    """The 10,000 test images (10000, 1, 28, 28) in [0, 1], and their labels."""
+    found = fashion_mnist(fashion_mnist_root, train=False)
+    return found.data.unsqueeze(1).float() / 255, found.targets
+
+
+def test_fashion_mnist_reaches_the_stated_accuracy(fashion: tuple[Tensor, Tensor]) -> None:
+    entry = find("mlp.fashion_mnist")
+    images, labels = fashion
+    for custom in (False, True):
+        model = create("mlp", weights="mlp.fashion_mnist", custom_linear=custom)
+        found = accuracy(model, zip(images.split(1000), labels.split(1000), strict=True))
+        # another machine's sums may put an image that lies between two classes into the other one
+        assert found == pytest.approx(entry.metrics["accuracy"], abs=2e-4)
+
+
+def test_fashion_mnist_is_the_data_of_the_index(fashion_mnist_root: Path) -> None:
+    hashes = find("mlp.fashion_mnist").recipe["data_sha256"]
+    assert len(hashes) == 4
+    for name, expected in hashes.items():
+        packed = fashion_mnist_root / f"{name}.gz"
+        content = gzip.decompress(packed.read_bytes()) if packed.is_file() else (fashion_mnist_root / name).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == expected, name
+
+
+def test_fashion_mnists_header_agrees_with_the_index() -> None:
+    entry = find("mlp.fashion_mnist")
+    header = read_metadata(entry.path)
+    assert float(header["accuracy"]) == entry.metrics["accuracy"] >= 0.9
+    assert (header["data"], int(header["step"])) == ("fashion_mnist", 60_000 // entry.recipe["batch"] * 60)
+
+
+def test_fashion_mnists_recipe_is_a_command_of_today(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = find("mlp.fashion_mnist")
+    asked: list[Any] = []
+
+    def stop(config: TrainConfig, folder: Path, **others: Any) -> Any:
+        asked.extend((config, folder))
+        raise ValueError("as told")
+
+    monkeypatch.setattr("zoo.commands.train.train", stop)
+    words = shlex.split(entry.recipe["command"])
+    assert words[0] == "zoo"
+    assert "as told" in CliRunner().invoke(app, words[1:]).stderr
+    config, folder = asked
+    told = {key: entry.recipe[key] for key in ("seed", "epochs")}
+    assert {"seed": config.seed, "epochs": config.epochs} == told and config.batch_size == entry.recipe["batch"]
+    assert (config.model, config.data, config.autocast) == (entry.model, "fashion_mnist", "none")
+    assert entry.recipe["result"].startswith(f"{folder}/final.safetensors")
 
 
 # The index itself

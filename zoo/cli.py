@@ -1,6 +1,6 @@
-"""The command line: ``zoo list | info | check | parity | verify | train | sweep | bench | demo | doctor``.
+"""The command line: ``zoo list | info | check | parity | verify | train | publish | sweep | bench | demo | doctor``.
 
-Here are the arguments alone. What a command does is in :mod:`zoo.commands`, :mod:`zoo.demo` and :mod:`zoo.doctor`,
+Here are the arguments alone. What a command does is in :mod:`zoo.commands`, or in a module of the command's own, and is
 imported when the command runs: torch takes seconds to import, and ``zoo --help`` has no need of it.
 """
 
@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperCommand
 
 from zoo.commands.output import AsJson, deliver, tell
+from zoo.launch import rank
 from zoo.report import Report
 from zoo.version import __version__
 
@@ -55,7 +56,9 @@ Options = Annotated[
     list[str] | None,
     typer.Option("--option", "-o", metavar="KEY=VALUE", help="An option of the model, as num_classes=10; repeatable."),
 ]
-Device = Annotated[str, typer.Option(metavar="DEVICE", help="cpu, cuda or cuda:N; auto: a GPU where there is one.")]
+Device = Annotated[
+    str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N; auto: a GPU where there is one.")
+]
 
 
 def _version(wanted: bool) -> None:
@@ -79,7 +82,7 @@ def list_(
         str | None,
         typer.Argument(metavar="[PATTERN]", help="Names with *, ? and [], as timm/vit_*.", show_default=False),
     ] = None,
-    pattern: Annotated[str | None, typer.Option(metavar="PATTERN", help="The same, as an option.")] = None,
+    pattern: Annotated[str | None, typer.Option("--pattern", metavar="PATTERN", help="The same, as an option.")] = None,
     source: Annotated[Source | None, typer.Option(help="Only the models of this library.")] = None,
     swappable: Annotated[
         str | None,
@@ -92,6 +95,9 @@ def list_(
         bool, typer.Option("--fields", help="A table: parameters, Linears, their share of the FLOPs, input.")
     ] = False,
     layers: Annotated[bool, typer.Option("--layers", help="The layers that can be swapped in, not models.")] = False,
+    weights: Annotated[
+        bool, typer.Option("--weights", help="The trained weights that come with zoo, not models: a table.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """List the models, or the layers, that zoo knows: one name a line, or with --fields or --swappable a table.
@@ -101,13 +107,17 @@ def list_(
     """
 
     def work() -> Report:
-        from zoo.commands.listing import list_fields, list_layers, list_models
+        from zoo.commands.listing import list_fields, list_layers, list_models, list_weights
 
         if name is not None and pattern is not None:
             raise ValueError(f"the pattern is given twice, as {name!r} and as {pattern!r}; leave one out")
         glob = name or pattern or "*"
+        if layers and weights:
+            raise ValueError("--layers and --weights are two lists; leave one out")
         if layers:
             return list_layers(glob)
+        if weights:
+            return list_weights(glob)
         library = source.value if source else None
         if fields or swappable is not None:
             return list_fields(glob, source=library, swappable=swappable)
@@ -222,7 +232,10 @@ def train(
     ] = None,
     data: Annotated[
         str | None,
-        _tuning("digits, fashion_mnist[:DIR], mnist[:DIR], or a folder with train/ and val/.", metavar="NAME|DIR"),
+        _tuning(
+            "digits, fashion_mnist, mnist, cifar10, cifar100 (each NAME:DIR), or a folder with train/ and val/.",
+            metavar="NAME|DIR",
+        ),
     ] = None,
     out: Annotated[
         str | None, typer.Option(metavar="DIR", help="Where the run goes.", show_default="runs/MODEL")
@@ -242,7 +255,7 @@ def train(
     option: Options = None,
     size: Annotated[int | None, _tuning("Side of the images. (what the model takes)")] = None,
     epochs: Annotated[int | None, _tuning("Times through the images. (10)")] = None,
-    batch_size: Annotated[int | None, _tuning("Images of a forward pass. (128)")] = None,
+    batch_size: Annotated[int | None, _tuning("Images of a forward pass, of all ranks together. (128)")] = None,
     accumulate: Annotated[int | None, _tuning("Passes of an optimizer step. (1)")] = None,
     optimizer: Annotated[str | None, _tuning("One of timm's. (adamw)", metavar="NAME")] = None,
     lr: Annotated[float | None, _tuning("Learning rate. (0.001)")] = None,
@@ -260,7 +273,11 @@ def train(
     ema: Annotated[float | None, _tuning("Decay of averaged weights. (none)")] = None,
     autocast: Annotated[str | None, _tuning("none, bf16 or fp16. (none)", metavar="TYPE")] = None,
     channels_last: Annotated[bool | None, _tuning("Memory format of images and convolutions.")] = None,
-    device: Annotated[str | None, _tuning("cpu, cuda or cuda:N. (auto)", metavar="DEVICE")] = None,
+    device: Annotated[str | None, _tuning("cpu, cuda or cuda:N. (auto)", metavar="NAME")] = None,
+    compile: Annotated[bool | None, _tuning("Compile the model with torch.compile.")] = None,
+    grad_checkpointing: Annotated[bool | None, _tuning("Less memory, and more to compute; timm's models.")] = None,
+    strategy: Annotated[str | None, _tuning("Under torchrun: ddp, fsdp or tp. (ddp)", metavar="NAME")] = None,
+    sync_bn: Annotated[bool | None, _tuning("Batch norms over all ranks, on GPUs.")] = None,
     workers: Annotated[int | None, _tuning("Processes that read images. (0)")] = None,
     seed: Annotated[int | None, _tuning("(0)")] = None,
     on_corrupt: Annotated[
@@ -269,11 +286,13 @@ def train(
     checkpoint_every: Annotated[int | None, _tuning("Steps between checkpoints. (an epoch's)")] = None,
     keep_last: Annotated[int | None, _tuning("Checkpoints to keep. (2)")] = None,
     log_every: Annotated[int | None, _tuning("Steps of a line in the log. (50)")] = None,
+    tensorboard: Annotated[bool | None, _tuning("Curves for TensorBoard, too, in DIR/tensorboard.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a model; killed at any moment, it goes on with --resume as if nothing had been.
 
     The folder then has config.toml, log.jsonl, best.safetensors and final.safetensors, for zoo.load, and checkpoints.
+    On several GPUs or processes: torchrun --nproc-per-node 4 -m zoo.train MODEL ... --strategy ddp
     """
     told = {name: value for name, value in locals().items() if name not in ("out", "config", "resume", "as_json")}
 
@@ -284,6 +303,33 @@ def train(
         told["options"] = options_from(told.pop("option") or ()) or None
         against = told.pop("compare") is not None
         return run(told, config=config, out=out, resume=resume, compare=against)
+
+    deliver(work, as_json=as_json, rank=rank())
+
+
+@app.command()
+def publish(
+    source: Annotated[
+        str, typer.Argument(metavar="RUN|FILE|NAME", help="A run of zoo train, a .safetensors file, or zoo's weights.")
+    ],
+    out: Annotated[
+        str, typer.Option("--out", "-o", metavar="DIR", help="The folder to write; nothing is overwritten.")
+    ],
+    license: Annotated[
+        str | None, typer.Option(metavar="ID", help="Of the weights, as mit or apache-2.0.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a trained model as a folder in Hugging Face's layout: weights, config.json, and a model card.
+
+    zoo.load reads it; and so does timm, as "local-dir:DIR", where it has the architecture: that is tried, and the
+    logits are compared bit for bit, before the folder appears.
+    """
+
+    def work() -> Report:
+        from zoo.publishing import publish as run
+
+        return run(source, out, license=license)
 
     deliver(work, as_json=as_json)
 
@@ -425,6 +471,46 @@ def bench_linear(
     deliver(work, as_json=json == "-")
 
 
+@bench.command("serve", cls=WithJson)
+def bench_serve(
+    model: Annotated[
+        list[str] | None, typer.Argument(metavar="[MODEL]...", help="Models; five of them, unless told.")
+    ] = None,
+    mode: Annotated[str, typer.Option(metavar="LIST", help="Of fp32, tf32, bf16 (autocast).")] = "fp32,bf16",
+    peer: Annotated[
+        str, typer.Option(metavar="LIST", help="Of eager, compiled (mode reduce-overhead: CUDA graphs on a GPU).")
+    ] = "eager,compiled",
+    batch: Annotated[str, typer.Option(metavar="LIST", help="Images of a request.")] = "1,8",
+    image: Annotated[int, typer.Option(min=1, help="Their height and width.")] = 224,
+    device: Device = "auto",
+    calls: Annotated[int, typer.Option(min=2, help="Timed calls of each side, at most.")] = 500,
+    seed: Seed = 0,
+    json: JsonTo = None,
+) -> None:
+    """Time single requests to models with zoo's Linears and with torch's: latencies, their median, 90% and 99%.
+
+    Both sides are called in turn, in short runs in random order; a call ends when its logits are there. Fails where
+    logits part, or answer another request, not where zoo is slower.
+    """
+
+    def work() -> Report:
+        from zoo.commands.bench import serve as run
+
+        return run(
+            models=model or (),
+            modes=mode,
+            peers=peer,
+            batches=batch,
+            image=image,
+            device=device,
+            calls=calls,
+            seed=seed,
+            json=json,
+        )
+
+    deliver(work, as_json=json == "-")
+
+
 @bench.command("model", cls=WithJson)
 def bench_model(
     model: Annotated[
@@ -470,7 +556,7 @@ def verify(
         str,
         typer.Argument(metavar="TARGET", help="module:Name of a class or function, or a registered layer's name."),
     ],
-    kind: Annotated[str, typer.Option(metavar="KIND", help="linear, layer_norm, conv2d or mlp.")] = "linear",
+    kind: Annotated[str, typer.Option("--kind", metavar="KIND", help="linear, layer_norm, conv2d or mlp.")] = "linear",
     against: Annotated[
         str | None,
         typer.Option(metavar="MODULE:NAME", help="A class to compare with in the place of the stock layer: its twin."),
@@ -479,7 +565,7 @@ def verify(
         list[str] | None,
         typer.Option("--claim", metavar="GLOB", help="Claims by name, as 'gradients*'; repeatable. All, unless told."),
     ] = None,
-    device: Annotated[str, typer.Option(metavar="DEVICE", help="cpu, cuda or cuda:N.")] = "cpu",
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N.")] = "cpu",
     seed: Annotated[int, typer.Option(help="Of weights and inputs.")] = 0,
     time_limit: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="For one claim.")] = 120,
     memory_limit: Annotated[str, typer.Option(metavar="GiB|none", help="What a worker on the CPU may allocate.")] = "8",

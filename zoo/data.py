@@ -5,6 +5,7 @@
 :func:`photos`            two photographs, inside scikit-learn
 :func:`fashion_mnist`     60,000 + 10,000 images of 28x28 pixels in ten classes; where the files are
 :func:`mnist`             the handwritten digits of the same form; where the files are
+:func:`cifar`             50,000 + 10,000 colour images of 32x32 pixels, in 10 or 100 classes; where the files are
 :func:`image_folder`      any folder of photographs, with the preprocessing of a model (:func:`eval_transform`)
 ========================= ==============================================================================================
 
@@ -31,10 +32,12 @@ from zoo.naming import unknown_name
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-    from torchvision.datasets import MNIST, FashionMNIST, ImageFolder
+    from torchvision.datasets import CIFAR10, MNIST, FashionMNIST, ImageFolder
 
 __all__ = [
     "accuracy",
+    "cifar",
+    "count_right",
     "digits",
     "eval_transform",
     "fashion_mnist",
@@ -96,6 +99,41 @@ def mnist(root: str | Path | None = None, *, train: bool, transform: Transform |
     from torchvision.datasets import MNIST
 
     return _mnist_like(MNIST, ("MNIST", "mnist"), root, train, transform)
+
+
+def cifar(classes: int, root: str | Path | None = None, *, train: bool, transform: Transform | None = None) -> CIFAR10:
+    """CIFAR-10 or CIFAR-100: 50,000 images to train or 10,000 to test with, as PIL images of 32x32 pixels, and labels.
+
+    The folder, looked for as MNIST's, is torchvision's: ``cifar-10-batches-py``, or the folder above it. torchvision
+    checks the files' sums before it unpickles them.
+
+    Raises:
+        FileNotFoundError: there is none, or a file of another sum: where was looked and how to get it.
+        ValueError: neither 10 nor 100 classes.
+    """
+    from torchvision.datasets import CIFAR10, CIFAR100
+
+    kinds = {10: CIFAR10, 100: CIFAR100}
+    if classes not in kinds:
+        raise ValueError(f"cifar: got {classes} classes, expected 10 or 100")
+    kind = kinds[classes]
+    given = root or os.environ.get("ZOO_DATA")
+    folders = [Path(base) for base in ([given] if given else ROOTS)]
+    for folder in folders:
+        home = folder.parent if folder.name == kind.base_folder else folder
+        if (home / kind.base_folder).is_dir():
+            try:
+                return kind(str(home), train=train, transform=transform, download=False)
+            except RuntimeError:
+                raise FileNotFoundError(
+                    f"{home / kind.base_folder}: a file of {kind.__name__} is missing or damaged; fetch it again with "
+                    f"torchvision.datasets.{kind.__name__}({str(home)!r}, download=True)"
+                ) from None
+    raise FileNotFoundError(
+        f"{kind.__name__}: expected a folder {kind.base_folder} in one of {', '.join(map(str, folders))}; name a "
+        "folder that has it (the argument root, or the environment variable ZOO_DATA), or fetch it with "
+        f"torchvision.datasets.{kind.__name__}('data', download=True)"
+    )
 
 
 def _mnist_like(
@@ -283,6 +321,16 @@ def top1(
     Raises:
         ValueError: for no batches, a label that a model has no logit for, or logits of another form.
     """
+    right, seen = count_right(models, loader if progress is None else progress(loader), device=device)
+    if not seen:
+        raise ValueError("loader: got no batches, expected at least one image; see that its dataset is not empty")
+    return {name: count / seen for name, count in right.items()}
+
+
+def count_right(
+    models: Mapping[str, nn.Module], loader: Batches, *, device: torch.device | str | None = None
+) -> tuple[dict[str, int], int]:
+    """How many images each model gets right, and how many there are: as :func:`top1`, which divides them."""
     right = dict.fromkeys(models, 0)
     seen = 0
     modes = [(module, module.training) for model in models.values() for module in model.modules()]
@@ -290,16 +338,14 @@ def top1(
         for model in models.values():
             model.eval()
         with torch.no_grad():
-            for images, labels in loader if progress is None else progress(loader):
+            for images, labels in loader:
                 seen += len(labels)
                 for name, model in models.items():
                     right[name] += _right(name, model, images, labels, device)
     finally:
         for module, mode in modes:
             module.training = mode
-    if not seen:
-        raise ValueError("loader: got no batches, expected at least one image; see that its dataset is not empty")
-    return {name: count / seen for name, count in right.items()}
+    return right, seen
 
 
 def _right(name: str, model: nn.Module, images: Tensor, labels: Tensor, device: torch.device | str | None) -> int:

@@ -5,7 +5,9 @@
 
 #include "../mlp.h"
 
+#ifndef ZOO_WITHOUT_PYTHON
 #include <Python.h>
+#endif
 
 #include <tuple>
 
@@ -242,8 +244,10 @@ STABLE_TORCH_LIBRARY_IMPL(zoo, CUDA, m) {
   m.impl("matmul", TORCH_BOX(&zoo::cuda::matmul));
 }
 
+#ifndef ZOO_WITHOUT_PYTHON
 PyMODINIT_FUNC PyInit__C_cuda(void) {
   static struct PyModuleDef module = {
       PyModuleDef_HEAD_INIT, "_C_cuda", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
   return PyModule_Create(&module);
 }
+#endif

@@ -2,7 +2,9 @@
 
 #include "sm90/sm90.h"
 
+#ifndef ZOO_WITHOUT_PYTHON
 #include <Python.h>
+#endif
 
 #include <atomic>
 #include <cstdlib>
@@ -14,6 +16,9 @@ namespace {
 // torch.get_float32_matmul_precision(). The stable ABI has no door to it, so Python is asked, where there is one: a program
 // in C++ alone gets float32's full accuracy.
 Precision float32_precision() {
+#ifdef ZOO_WITHOUT_PYTHON
+  return Precision::highest;
+#else
   if (!Py_IsInitialized()) return Precision::highest;
   const PyGILState_STATE state = PyGILState_Ensure();
   // Not a static initialiser: another thread that waits for it with the GIL in hand would wait for ever.
@@ -34,6 +39,7 @@ Precision float32_precision() {
   PyErr_Clear();
   PyGILState_Release(state);
   return precision;
+#endif
 }
 
 bool aligned(const void* p) {
@@ -368,8 +374,9 @@ bool run_backward(const Backward& b, const Tensor& like, const Launch& launch) {
   turned.a = {b.input.data, 0, b.input.col_stride, b.input.row_stride};
   turned.b = {b.grad.data, 0, ld, b.grad.col_stride};
   turned.y = b.weight_grad;
-  const Query turned_query = query_of(turned, type, launch);
-  const Choice turned_choice = f32 && b.weight_grad ? choice_of(turned_query) : Choice{};
+  const bool may_turn = f32 && b.weight_grad;
+  const Query turned_query = may_turn ? query_of(turned, type, launch) : Query{};
+  const Choice turned_choice = may_turn ? choice_of(turned_query) : Choice{};
   const bool turn = turned_choice.raw_a && turned_query.a.mn_major() && turned_choice.microseconds < dw_choice.microseconds;
   if (f32 && ((b.input_grad && !takes_planes(dx_choice)) || (b.weight_grad && !turn && !takes_planes(dw_choice)) ||
               !(b.input_grad || b.weight_grad))) {

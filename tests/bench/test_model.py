@@ -161,10 +161,10 @@ def test_what_cannot_be_is_refused() -> None:
 
 def test_difference() -> None:
     a, zero = torch.tensor([3.0, 4.0]), torch.zeros(2)
-    assert bench._difference(a * 1.01, a) == pytest.approx(0.01)
-    assert bench._difference(zero, zero) == 0.0  # a head that begins as zeros
-    assert math.isnan(bench._difference(a * math.nan, a))
-    assert bench._difference(a, zero) == math.inf
+    assert bench.difference(a * 1.01, a) == pytest.approx(0.01)
+    assert bench.difference(zero, zero) == 0.0  # a head that begins as zeros
+    assert math.isnan(bench.difference(a * math.nan, a))
+    assert bench.difference(a, zero) == math.inf
 
 
 def test_default_models_exist() -> None:

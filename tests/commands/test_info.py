@@ -47,7 +47,7 @@ def test_options_change_the_model() -> None:
     info = describe("mlp", options={"in_features": 4, "hidden": [3], "num_classes": 2})
     assert info.fields is None  # those that are stored are of the model without options
     assert info.parameters == 4 * 3 + 3 + 3 * 2 + 2
-    assert info.weights == {"zoo": ("mlp.digits",)}
+    assert info.weights == {"zoo": ("mlp.digits", "mlp.fashion_mnist")}
 
 
 def test_what_is_left_alone_has_a_reason() -> None:

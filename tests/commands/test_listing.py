@@ -100,3 +100,19 @@ def test_comparisons(text: str, true: float, false: float) -> None:
 def test_no_comparison(text: str) -> None:
     with pytest.raises(ValueError, match="expected a comparison with a share"):
         comparison(text)
+
+
+def test_zoos_own_weights() -> None:
+    result = run("--weights")
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.stdout.split())
+    assert "mlp.digits mlp 97.22% " in text
+    assert "mlp.fashion_mnist mlp 90.75% 1.08 MB MIT Fashion-MNIST: " in text
+    data = json.loads(run("*.fashion*", "--weights", "--json").stdout)
+    assert [(one["name"], one["metrics"]) for one in data["weights"]] == [("mlp.fashion_mnist", {"accuracy": 0.9075})]
+    for arguments, message in (
+        (("resnet*", "--weights"), "no weights of zoo's match"),
+        (("--weights", "--layers"), "two"),
+    ):
+        refused = run(*arguments)
+        assert refused.exit_code == 1 and message in refused.stderr

@@ -85,14 +85,16 @@ def test_every_setting_is_an_option_and_arrives(monkeypatch: pytest.MonkeyPatch,
         "checkpoint_every": 11,
         "keep_last": 5,
         "log_every": 9,
+        "strategy": "tp",
         "data": "fashion_mnist:/some/where",
     }
     words = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    flags = ("--custom-linear", "--channels-last", "--reset-head")
+    flags = ("--custom-linear", "--channels-last", "--reset-head", "--compile", "--sync-bn")
+    flags += ("--grad-checkpointing", "--tensorboard")
     result = run("timm/vit_tiny_patch16_224", *words, *flags, "-o", "depth=2", "--resume")
     assert result.exit_code == 0, result.output
     whole = {**settings, "model": "timm/vit_tiny_patch16_224", "options": {"depth": 2}}
-    whole |= {"custom_linear": True, "channels_last": True, "reset_head": True}
+    whole |= {flag.removeprefix("--").replace("-", "_"): True for flag in flags}
     assert given["config"] == TrainConfig(**whole)
     assert set(whole) == set(TrainConfig(model="m", data="d").to_dict()) | {
         name for name, value in vars(TrainConfig(model="m", data="d")).items() if value is None

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from zoo.bench import Case, bench_linear, bench_model
+from zoo.bench import Case, bench_linear, bench_model, bench_serving
 from zoo.bench import measuring as bench
 from zoo.bench.cuda_clocks import CaptureFailed, EventClock, GraphClock, cuda_clock
 from zoo.bench.timing import race
@@ -102,3 +102,16 @@ def test_bench_model():
     assert report.ok, str(report)
     for row in report.rows:
         assert row.zoo_img_s > 0 and row.zoo_peak_bytes > 2**20 and row.peer_peak_bytes > 2**20
+
+
+def test_bench_serving_with_and_without_cuda_graphs():
+    report = bench_serving(["mlp", "timm/vit_tiny_patch16_224"], modes=["bf16"], batches=[1, 8], device=CUDA, calls=100)
+    assert report.ok, str(report)
+    assert [(row.peer, row.cuda_graphs) for row in report.rows if row.batch == 1] == [
+        ("eager", None),
+        ("compiled", True),
+    ] * 2
+    medians = {(row.model, row.peer, row.batch): (row.zoo_p50_us, row.peer_p50_us) for row in report.rows}
+    for side in (0, 1):  # launches are what a small request costs, and a graph has one
+        graph, eager = (medians["timm/vit_tiny_patch16_224", peer, 1][side] for peer in ("compiled", "eager"))
+        assert graph < eager

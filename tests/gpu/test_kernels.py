@@ -115,11 +115,12 @@ def test_a_split_in_registers(force, kernel):
         g = normal(m, n)
         if n % 4 == 0:
             check(ops.linear_input_grad(g, w), g.double() @ w.double(), limit, f"{what}: dX")
-            check(ops.linear_weight_grad(g, x), g.double().t() @ x.double(), limit, f"{what}: dW")
+            deep = limit * max(1, m / 2048) ** 0.5  # float32's own rounding: a chunk of 32 rows is one addition
+            check(ops.linear_weight_grad(g, x), g.double().t() @ x.double(), deep, f"{what}: dW")
             assert torch.equal(ops.linear_weight_grad(g, x), ops.linear_weight_grad(g, x)), f"{what}: dW differs"
             got = torch.ops.zoo.linear_backward(g, None, x, w, "none", True, True, False)
             check(got[0], g.double() @ w.double(), limit, f"{what}: dX of linear_backward")
-            check(got[1], g.double().t() @ x.double(), limit, f"{what}: dW of linear_backward")
+            check(got[1], g.double().t() @ x.double(), deep, f"{what}: dW of linear_backward")
     wide, w = normal(300, 520), normal(200, 131)
     for x in (wide[:, 4:135], wide[::2, :131], wide[7:8, :131]):
         check(ops.linear(x, w), F.linear(x.double(), w.double()), limit, f"{kernel} {x.stride()}")

@@ -47,3 +47,19 @@ def test_stock_and_custom_begin_alike(tmp_path: Path) -> None:
     report = compare(TrainConfig(**{**CONFIG, "custom_linear": False}), tmp_path / "both")
     report.raise_for_failure()
     assert abs(report.stock.accuracy - report.custom.accuracy) <= 0.03
+
+
+def test_small_images_lie_on_the_gpu_and_are_the_same_as_on_the_host() -> None:
+    from zoo.train.data import open_data, training_batches
+
+    config = TrainConfig(**CONFIG)
+    batches = {}
+    for device in ("cpu", "cuda"):
+        images = open_data("digits").train(zoo.create("mlp", device=device), config)
+        found = list(training_batches(images, config, start=0, steps_per_epoch=11))
+        assert (
+            {batch.images.device.type for batch in found} == {batch.labels.device.type for batch in found} == {device}
+        )
+        batches[device] = found
+    for host, here in zip(batches["cpu"], batches["cuda"], strict=True):
+        assert torch.equal(host.images, here.images.cpu()) and torch.equal(host.labels, here.labels.cpu())

@@ -72,7 +72,7 @@ def cache(folder, repository: str, tensors: dict[str, torch.Tensor]) -> None:
         ("resnet50", ["IMAGENET1K_V1", "IMAGENET1K_V2", "DEFAULT", "a1_in1k", "tv2_in1k", "ram_in1k"], "mlp.digits"),
         ("torchvision/resnet18", ["IMAGENET1K_V1", "DEFAULT"], "a1_in1k"),
         ("timm/resnet18", ["a1_in1k", "tv_in1k"], "IMAGENET1K_V1"),
-        ("mlp", ["mlp.digits"], "IMAGENET1K_V1"),
+        ("mlp", ["mlp.digits", "mlp.fashion_mnist"], "IMAGENET1K_V1"),
     ],
 )
 def test_a_wrong_name_lists_the_right_ones(model, listed, foreign):

@@ -33,6 +33,7 @@ LEAST = {"model": "mlp", "data": "digits"}
         ({"schedule": "plateau"}, "unknown schedule 'plateau'; known: cosine"),
         ({"autocast": "bfloat16"}, "unknown autocast 'bfloat16'"),
         ({"on_corrupt": "skip"}, "unknown on_corrupt 'skip'"),
+        ({"strategy": "pipeline"}, "unknown strategy 'pipeline'; known: ddp, fsdp, tp"),
         ({"warmup_epochs": 10}, "warmup_epochs: got 10, expected fewer than the 10 epochs"),
         ({"schedule": "none", "warmup_epochs": 1}, "has no warm-up"),
         ({"mixup": 0.2, "batch_size": 33}, "batch_size: got 33, expected an even number"),
@@ -74,6 +75,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 def test_what_a_resumed_run_may_change() -> None:
     config = TrainConfig(**LEAST)
     changed = {"device": "cuda", "workers": 2, "checkpoint_every": 7, "keep_last": 9, "log_every": 1}
+    changed |= {"tensorboard": True, "strategy": "fsdp"}
     assert set(changed) == set(FREE)
     assert differences(dataclasses.replace(config, **changed), config) == []
     assert differences(dataclasses.replace(config, seed=1, ema=0.5), config) == [

@@ -165,3 +165,59 @@ def test_data_that_is_not_there(tmp_path: Path) -> None:
         open_data(str(tmp_path))
     with pytest.raises(FileNotFoundError, match="FashionMNIST: expected"):
         open_data(f"fashion_mnist:{tmp_path}")
+
+
+@pytest.fixture(scope="module")
+def cifar_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """torchvision's two folders, of few images each; its sums of the real files do not hold for them."""
+    import pickle
+
+    root, noise = tmp_path_factory.mktemp("cifar"), numpy.random.default_rng(0)
+
+    def write(file: Path, count: int, **entries: Any) -> None:
+        file.parent.mkdir(exist_ok=True)
+        pixels = noise.integers(0, 256, (count, 3072), dtype=numpy.uint8)
+        file.write_bytes(pickle.dumps({"data": pixels, **entries}))
+
+    for index in range(1, 6):
+        write(root / "cifar-10-batches-py" / f"data_batch_{index}", 4, labels=[0, 1, 2, 9])
+    write(root / "cifar-10-batches-py" / "test_batch", 3, labels=[7, 8, 9])
+    (root / "cifar-10-batches-py" / "batches.meta").write_bytes(pickle.dumps({"label_names": list("0123456789")}))
+    write(root / "cifar-100-python" / "train", 8, fine_labels=[0, 1, 2, 3, 4, 5, 6, 99])
+    write(root / "cifar-100-python" / "test", 2, fine_labels=[7, 99])
+    names = {"fine_label_names": [str(number) for number in range(100)]}
+    (root / "cifar-100-python" / "meta").write_bytes(pickle.dumps(names))
+    return root
+
+
+@pytest.mark.parametrize(("name", "counts"), [("cifar10", (20, 3)), ("cifar100", (8, 2))])
+def test_cifar(name: str, counts: tuple[int, int], cifar_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchvision.datasets import CIFAR10
+
+    monkeypatch.setattr(CIFAR10, "_check_integrity", lambda self: True)
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
+    source = open_data(f"{name}:{cifar_root}")
+    assert source.classes == int(name.removeprefix("cifar"))
+    for model, options, shape in (
+        ("resnet18", {}, (3, 32, 32)),
+        ("mlp", {"in_features": 3072}, (3, 32, 32)),
+        ("mlp", {}, (1, 28, 28)),
+        ("timm/test_vit", {}, (3, 160, 160)),
+    ):
+        config = config_for(f"{name}:{cifar_root}", model=model, size=None, options=options)
+        built = create(model, num_classes=source.classes, device="meta", **options)
+        images, tests = source.train(built, config), source.test(built, config)
+        assert (len(images), len(tests)) == counts
+        first, again, second = (images.__getitems__([(epoch, 1)]) for epoch in (0, 0, 1))
+        assert first.images.shape == (1, *shape)
+        assert torch.equal(first.images, again.images) and not torch.equal(first.images, second.images)
+        assert torch.equal(tests.__getitems__([(0, 0)]).images, tests.__getitems__([(1, 0)]).images)
+        assert tests.__getitems__([(0, 0)]).labels.tolist() == [7]
+    assert open_data(f"{name}:{cifar_root / ('cifar-10-batches-py' if name == 'cifar10' else 'cifar-100-python')}")
+
+
+def test_cifar_that_is_not_there(cifar_root: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"CIFAR10: expected a folder cifar-10-batches-py in one of .*download"):
+        open_data(f"cifar10:{tmp_path}")
+    with pytest.raises(FileNotFoundError, match=r"cifar-100-python: a file of CIFAR100 is missing or damaged; fetch"):
+        open_data(f"cifar100:{cifar_root}")  # noise, and not the files that torchvision knows

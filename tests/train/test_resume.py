@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import functools
 import os
 import random
 import shutil
@@ -14,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from timm.scheduler.scheduler import Scheduler
 
 from support import dying
 from zoo.checkpoint import load
@@ -210,3 +213,76 @@ def test_another_run_is_refused(whole: Path) -> None:
     other = TrainConfig(**{**STATEFUL.to_dict(), "lr": 0.5, "workers": 1})
     with pytest.raises(ValueError, match=r"another one; name another folder\nlr: got 0.5, the run has 0.001$"):
         train(other, whole, resume=True)
+
+
+# The scaler and the schedule, in this process
+
+
+def broken_off_at(step: int, config: TrainConfig, folder: Path) -> None:
+    def stop(at: int, steps: int, text: str) -> None:
+        if at == step:
+            raise ValueError("stop")
+
+    with pytest.raises(ValueError, match="stop"):
+        train(config, folder, watch=stop)
+
+
+@pytest.mark.parametrize("part", ["nothing", "scaler"])
+def test_the_scaler_goes_on_where_it_stood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    """One that begins too high, so that steps are left out, and then grows every few steps."""
+    scaler = functools.partial(torch.amp.GradScaler, init_scale=2.0**24, growth_interval=5)
+    monkeypatch.setattr(torch.amp, "GradScaler", scaler)
+    config = TrainConfig(**CPU, autocast="fp16", epochs=2, batch_size=64, checkpoint_every=9, clip_grad=1.0)
+    train(config, tmp_path / "whole")
+    broken_off_at(16, config, tmp_path / "broken")
+    state = latest(tmp_path / "broken" / "checkpoints")[0]
+    assert state is not None
+    assert state["scaler"]["scale"] < 2.0**24 and state["scaler"]["_growth_tracker"] > 0
+    load_all = run._Run.load
+
+    def load_others(self: run._Run, state: dict[str, Any]) -> None:
+        load_all(self, {**state, **({} if part == "nothing" else {part: fresh(self)[part]})})
+
+    monkeypatch.setattr(run._Run, "load", load_others)
+    train(config, tmp_path / "broken", resume=True)
+    if part == "nothing":
+        assert_same_run(tmp_path / "broken", tmp_path / "whole")
+    else:
+        with pytest.raises(AssertionError):
+            assert_same_run(tmp_path / "broken", tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        {"schedule": "cosine", "warmup_epochs": 1},
+        {"schedule": "tanh"},
+        {"schedule": "poly", "decay_rate": 2.0},
+        {"schedule": "step", "decay_epochs": 1, "decay_rate": 0.5},
+        {"schedule": "none"},
+    ],
+)
+def test_the_schedule_goes_on_where_it_stood(tmp_path: Path, schedule: dict[str, Any]) -> None:
+    """Broken off in the middle of an epoch, in the warm-up too."""
+    config = TrainConfig(**CPU, options={"hidden": [8]}, epochs=3, batch_size=256, log_every=1, **schedule)
+    config = dataclasses.replace(config, checkpoint_every=3, optimizer="sgd")
+    train(config, tmp_path / "whole")
+    for step in (3, 8):
+        folder = tmp_path / f"broken-{step}"
+        broken_off_at(step, config, folder)
+        train(config, folder, resume=True)
+        assert_same_run(folder, tmp_path / "whole")
+    rates = [line["lr"] for line in lines(tmp_path / "whole") if line["event"] == "step"]
+    assert len(set(rates)) > 2 or schedule["schedule"] == "none"
+
+
+def test_a_schedule_that_begins_again_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The saboteur: the rate is of the step since the break."""
+    config = TrainConfig(**CPU, options={"hidden": [8]}, epochs=3, batch_size=256, checkpoint_every=3, log_every=1)
+    train(config, tmp_path / "whole")
+    broken_off_at(8, config, tmp_path / "broken")
+    update = Scheduler.step_update
+    monkeypatch.setattr(Scheduler, "step_update", lambda self, step: update(self, step - 6))
+    train(config, tmp_path / "broken", resume=True)
+    with pytest.raises(AssertionError):
+        assert_same_run(tmp_path / "broken", tmp_path / "whole")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +17,9 @@ from torch.utils.data import TensorDataset
 from zoo import checkpoint, data, factory
 from zoo.preparing import resized
 from zoo.train import TrainConfig, run, train
+from zoo.train.building import build_model
 from zoo.train.checkpoints import latest, listed
+from zoo.train.lock import locked
 from zoo.train.log import Log, read_log
 
 ROOT = Path(__file__).parents[2]
@@ -275,6 +279,127 @@ def test_images_that_cannot_be_read(tmp_path: Path) -> None:
     assert str(damaged) in said[0]
     damaged.write_bytes(whole)
     assert train(config_for(**small), tmp_path / "strict", resume=True).steps == 2
+
+
+def test_compiled_or_recomputed_it_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[Any] = []
+    monkeypatch.setattr(
+        torch.nn.Module,
+        "compile",
+        lambda self, compile=torch.nn.Module.compile: (compiled.append(self), compile(self, backend="aot_eager")),
+    )
+    kinds = {"plain": {}, "compiled": {"compile": True}, "recomputed": {"grad_checkpointing": True}}
+    for name, fields in kinds.items():
+        train(config_for(options={"hidden": [16]}, custom_linear=True, ema=0.9, **fields), tmp_path / name)
+        assert len(compiled) == (name != "plain")
+    losses = {name: logged(tmp_path / name, "step", "loss") for name in kinds}
+    assert losses["compiled"] == pytest.approx(losses["plain"], rel=1e-5)
+    assert losses["recomputed"] == losses["plain"]
+    want = weights(tmp_path / "plain" / "final.safetensors")
+    for name in kinds:
+        got = weights(tmp_path / name / "final.safetensors")
+        assert list(got) == list(want)
+        assert all(torch.allclose(got[key], want[key], atol=1e-5) for key in want)
+
+
+def test_activations_are_really_recomputed(tmp_path: Path) -> None:
+    """By a model of timm's; torchvision's have no such switch."""
+    config = config_for(model="timm/test_vit", grad_checkpointing=True)
+    assert build_model(config, 10, torch.device("meta")).grad_checkpointing
+    config = config_for(model="torchvision/mnasnet0_5", grad_checkpointing=True)
+    with pytest.raises(ValueError, match=r"grad_checkpointing: torchvision/mnasnet0_5 has no gradient checkpointing"):
+        train(config, tmp_path / "run")
+
+
+def test_tensorboard_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ValueError, match=r"tensorboard: the package is not here \(.*pip install tensorboard"):
+        train(config_for(tensorboard=True), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is given to torch's writer: the numbers of the log, and after a break what comes again in its place."""
+    written: list[Any] = []
+
+    class Writer:
+        def __init__(self, folder: str, *, purge_step: int) -> None:
+            written.append((Path(folder).name, purge_step))
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            written.append((name, value, step))
+
+        def close(self) -> None:
+            written.append("closed")
+
+    module = type(sys)("torch.utils.tensorboard")
+    module.SummaryWriter = Writer  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    config = config_for(batch_size=512, tensorboard=True)
+    with pytest.raises(ValueError, match="stop"):
+        train(config, tmp_path / "run", watch=at_step(3))
+    train(config, tmp_path / "run", resume=True)
+    assert [entry for entry in written if len(entry) == 2] == [("tensorboard", 1), ("tensorboard", 3)]
+    losses = [(value, step) for name, value, step in (e for e in written if len(e) == 3) if name == "step/loss"]
+    assert [step for _, step in losses] == [1, 2, 3, 3, 4]
+    assert [losses[index][0] for index in (0, 1, 3, 4)] == logged(tmp_path / "run", "step", "loss")
+    assert [e[2] for e in written if e[0] == "epoch/accuracy"] == [2, 4]
+    assert written[-1] == "closed"
+
+
+def test_tensorboard_itself(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="the package tensorboard is not installed")
+    train(config_for(batch_size=512, tensorboard=True), tmp_path / "run")
+    assert list((tmp_path / "run" / "tensorboard").glob("events.out.tfevents.*"))
+
+
+# One process a folder
+
+
+def test_two_processes_cannot_train_into_one_folder(tmp_path: Path) -> None:
+    refused: list[str] = []
+
+    def second(step: int, steps: int, text: str) -> None:
+        if step == 3:
+            for resume in (True, False):
+                with pytest.raises(ValueError, match="another process is training into this folder"):
+                    train(config_for(), tmp_path / "run", resume=resume)
+            code = f"""
+from zoo.train import TrainConfig, train
+train(TrainConfig(**{config_for().to_dict()!r}), {str(tmp_path / "run")!r}, resume=True)
+"""
+            done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+            refused.append(done.stderr)
+
+    assert train(config_for(), tmp_path / "run", watch=second).steps == 22
+    assert "another process is training into this folder; wait for its end" in refused[0]
+    assert train(config_for(), tmp_path / "run", resume=True).resumed_from == 22  # it is let go of
+
+
+def test_the_lock_dies_with_its_holder(tmp_path: Path) -> None:
+    """Killed, and though a process that it forked, as a worker, is still alive."""
+    code = f"""
+import os, signal, time
+from pathlib import Path
+from zoo.train.lock import locked
+with locked(Path({str(tmp_path)!r})):
+    child = os.fork()
+    if not child:
+        time.sleep(60)
+        os._exit(0)
+    print(child, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    child = int(holder.stdout.readline())
+    try:
+        assert holder.wait(60) == -signal.SIGKILL
+        os.kill(child, 0)  # it lives
+        with locked(tmp_path), pytest.raises(ValueError, match="another process"), locked(tmp_path):
+            pass
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 def _corrupt(folder: Path) -> list[dict[str, Any]]:

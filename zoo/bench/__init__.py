@@ -5,6 +5,8 @@ from zoo.bench.linear import bench_linear
 from zoo.bench.linear_report import LinearReport, LinearRow
 from zoo.bench.model import MODELS, bench_model
 from zoo.bench.model_report import ModelReport, ModelRow
+from zoo.bench.serving import bench_serving
+from zoo.bench.serving_report import ServeReport, ServeRow
 
 __all__ = [
     "CASES",
@@ -14,7 +16,10 @@ __all__ = [
     "LinearRow",
     "ModelReport",
     "ModelRow",
+    "ServeReport",
+    "ServeRow",
     "bench_linear",
     "bench_model",
+    "bench_serving",
     "cases_named",
 ]

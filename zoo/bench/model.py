@@ -21,7 +21,18 @@ from zoo.factory import create
 from zoo.machine import examine, float32_precision
 from zoo.registry import resolve
 
-__all__ = ["MODELS", "MODES", "PEERS", "PHASES", "ModelMeasurement", "bench_model"]
+__all__ = [
+    "MODELS",
+    "MODES",
+    "OUTPUT_TOLERANCE",
+    "PEERS",
+    "PHASES",
+    "ModelMeasurement",
+    "batches_for",
+    "bench_model",
+    "difference",
+    "forward_mode",
+]
 
 MODELS = (
     "timm/vit_base_patch16_224",
@@ -139,12 +150,12 @@ def _measure(
     with float32_precision(precision), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         stock = create(m.model, device=device)
-        data = _data(m.model, stock, batch, image, device)
+        data = batches_for(m.model, stock, batch, image, device)
         stock.train(m.phase == "train")
         custom = create(m.model, custom_linear=True, device=device)
         custom.load_state_dict(stock.state_dict())
         custom.train(stock.training)
-        with _mode(m, device):
+        with forward_mode(m.mode, m.phase, device):
             share = coverage(custom, data[0][0][:FEW]).share
         try:
             sides = {name: _Side(model, m, data, device, seed) for name, model in (("zoo", custom), ("peer", stock))}
@@ -164,8 +175,8 @@ def _measure(
         losses = {name: float(clock.outputs(name)[-1][0]) for name in sides}
         found = timing.speedup("zoo", over="peer", seed=seed)
         apart = {
-            "logits of the first step": (_difference(logits["zoo"], logits["peer"]), OUTPUT_TOLERANCE[m.mode]),
-            "losses of the last step": (_difference(*map(torch.tensor, losses.values())), LOSS_TOLERANCE[m.mode]),
+            "logits of the first step": (difference(logits["zoo"], logits["peer"]), OUTPUT_TOLERANCE[m.mode]),
+            "losses of the last step": (difference(*map(torch.tensor, losses.values())), LOSS_TOLERANCE[m.mode]),
         }
         (output_difference, _), (loss_difference, _) = apart.values()
         # a NaN is over any limit
@@ -210,7 +221,7 @@ class _Side:
         images, labels = self.data[i % len(self.data)]
         if i == 0:  # dropout draws the same on both sides
             torch.manual_seed(self.seed)
-        with _mode(self.m, self.device):
+        with forward_mode(self.m.mode, self.m.phase, self.device):
             logits = self.forward(images)
             loss = F.cross_entropy(logits, labels)
         if self.optimizer is not None:
@@ -233,16 +244,18 @@ class _Side:
 
 
 @contextlib.contextmanager
-def _mode(m: ModelMeasurement, device: torch.device) -> Iterator[None]:
+def forward_mode(mode: str, phase: str, device: torch.device) -> Iterator[None]:
     """Of a forward: gradients only where they will be asked for, and autocast."""
     with (
-        torch.set_grad_enabled(m.phase == "train"),
-        torch.autocast(device.type, dtype=torch.bfloat16, enabled=m.mode == "bf16"),
+        torch.set_grad_enabled(phase == "train"),
+        torch.autocast(device.type, dtype=torch.bfloat16, enabled=mode == "bf16"),
     ):
         yield
 
 
-def _data(name: str, model: nn.Module, batch: int, image: int, device: torch.device) -> list[tuple[Tensor, Tensor]]:
+def batches_for(
+    name: str, model: nn.Module, batch: int, image: int, device: torch.device
+) -> list[tuple[Tensor, Tensor]]:
     """Batches of normal values in the shape of the model's images, and labels of its classes. Leaves it in eval mode.
 
     ValueError for a model that does not take such images.
@@ -263,7 +276,7 @@ def _data(name: str, model: nn.Module, batch: int, image: int, device: torch.dev
     return [(x, torch.randint(classes, (batch,), device=device)) for x in images]
 
 
-def _difference(value: Tensor, reference: Tensor) -> float:
+def difference(value: Tensor, reference: Tensor) -> float:
     """Relative (Frobenius); 0 where the two are equal, zero or not."""
     off, size = float((value.double() - reference.double()).norm()), float(reference.double().norm())
     if off == 0.0:

@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from zoo.bench import MODELS, LinearReport, ModelReport, bench_linear, bench_model
+from zoo.bench import MODELS, LinearReport, ModelReport, ServeReport, bench_linear, bench_model, bench_serving
 from zoo.bench.plot import plot, plot_file
 from zoo.commands.output import progress
 from zoo.preparing import choose_device
 from zoo.report import Report
 
-__all__ = ["json_file", "linear", "model", "write_report"]
+__all__ = ["json_file", "linear", "model", "serve", "write_report"]
 
-_R = TypeVar("_R", LinearReport, ModelReport)
+_R = TypeVar("_R", LinearReport, ModelReport, ServeReport)
 
 
 def linear(
@@ -106,6 +106,49 @@ def model(
     return _run(work, json, plot_to)
 
 
+def serve(
+    *,
+    models: Sequence[str],
+    modes: str,
+    peers: str,
+    batches: str,
+    image: int,
+    device: str,
+    calls: int,
+    seed: int,
+    json: str | None,
+) -> ServeReport:
+    """Bench latencies. Args: as the command's, see ``zoo bench serve --help``; lists are comma-separated."""
+    told = {
+        "--mode": modes,
+        "--peer": peers,
+        "--batch": batches,
+        "--image": image,
+        "--device": device,
+        "--calls": calls,
+        "--seed": seed,
+    }
+    words = _words(batches)
+    if not all(word.isdecimal() for word in words):
+        raise ValueError(f"batch {batches!r}: expected numbers separated by commas, such as 1,8")
+
+    def work(**watchers: Any) -> ServeReport:
+        return bench_serving(
+            models or MODELS,
+            modes=_words(modes),
+            peers=_words(peers),
+            batches=[int(word) for word in words],
+            image=image,
+            device=choose_device(device),
+            calls=calls,
+            seed=seed,
+            command=_command(" ".join(["zoo bench serve", *map(shlex.quote, models)]), told),
+            **watchers,
+        )
+
+    return _run(work, json, None)
+
+
 def json_file(path: str) -> Path:
     """The path, checked before anything is measured. ValueError for one that cannot be meant."""
     file = Path(path)
@@ -135,6 +178,7 @@ def _run(work: Callable[..., _R], json: str | None, plot_to: str | None) -> _R:
     if file is not None:
         write_report(report, file)
     if picture is not None:
+        assert not isinstance(report, ServeReport)
         plot(report, picture)
     return report
 

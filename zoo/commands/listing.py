@@ -1,4 +1,4 @@
-"""``zoo list``: the names of models, with figures if asked for, or of layers."""
+"""``zoo list``: the names of models, with figures if asked for, of layers, or of zoo's own weights."""
 
 from __future__ import annotations
 
@@ -16,8 +16,19 @@ from zoo.tables import TableReport, columns
 
 if TYPE_CHECKING:
     from zoo.sweep import ModelFields
+    from zoo.weights_index import WeightEntry
 
-__all__ = ["FieldsList", "LayerList", "ModelList", "comparison", "list_fields", "list_layers", "list_models"]
+__all__ = [
+    "FieldsList",
+    "LayerList",
+    "ModelList",
+    "WeightsList",
+    "comparison",
+    "list_fields",
+    "list_layers",
+    "list_models",
+    "list_weights",
+]
 
 _COMPARISONS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le, "=": operator.eq}
 
@@ -81,6 +92,25 @@ class LayerList(Report):
         return "\n".join(f"{kind} {name}" for kind, names in self.layers.items() for name in names)
 
 
+@dataclass(frozen=True)
+class WeightsList(TableReport):
+    """zoo's own checkpoints, in natural order."""
+
+    weights: tuple[WeightEntry, ...]
+
+    @property
+    def ok(self) -> bool:
+        return True
+
+    def __rich__(self) -> RenderableType:
+        table = columns("weights", "model", "accuracy", "size", "licence", "data", right=("accuracy", "size"))
+        for entry in self.weights:
+            size = f"{entry.path.stat().st_size / 1e6:.2f} MB" if entry.path.is_file() else "absent"
+            accuracy = f"{entry.metrics['accuracy']:.2%}" if "accuracy" in entry.metrics else "-"
+            table.add_row(entry.name, entry.model, accuracy, size, entry.license, entry.dataset)
+        return table
+
+
 def list_models(pattern: str, *, source: str | None) -> ModelList:
     """The models that match. ValueError where none does."""
     from zoo import registry
@@ -131,3 +161,13 @@ def list_layers(pattern: str) -> LayerList:
     if not any(found.values()):
         raise ValueError(f"no layer matches {pattern!r}; `zoo list --layers` shows them all")
     return LayerList(found)
+
+
+def list_weights(pattern: str) -> WeightsList:
+    """zoo's own checkpoints that match. ValueError where none does."""
+    from zoo import weights_index
+
+    found = [weights_index.find(name) for name in fnmatch.filter(weights_index.names(), pattern)]
+    if not found:
+        raise ValueError(f"no weights of zoo's match {pattern!r}; `zoo list --weights` shows them all")
+    return WeightsList(tuple(found))

@@ -24,22 +24,25 @@ _INTERRUPTED = 130
 _BROKEN_PIPE = 141
 
 
-def deliver(work: Callable[[], Report], *, as_json: bool) -> None:
+def deliver(work: Callable[[], Report], *, as_json: bool, rank: int = 0) -> None:
     """Do the work, print its report and leave: 0 if it is ok, 1 if not or if an error that zoo explains stopped it.
 
-    Whatever is printed during the work goes to stderr, so that stdout holds the report alone.
+    Whatever is printed during the work goes to stderr, so that stdout holds the report alone. Of several processes that
+    do the work together the one of rank 0 prints the report; each may have an error of its own.
     """
     try:
         with contextlib.redirect_stdout(sys.stderr):
             report = work()
     except (ValueError, OSError) as error:
-        if as_json:
+        if as_json and not rank:
             _write(json.dumps({"ok": False, "error": str(error)}, indent=2))
-        _stderr().print(f"zoo: {error}", style="red")
+        _stderr().print(f"zoo: {f'rank {rank}: ' if rank else ''}{error}", style="red")
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         raise typer.Exit(_INTERRUPTED) from None
-    if as_json:
+    if rank:
+        pass
+    elif as_json:
         _write(report.to_json())
     elif sys.stdout.isatty() and hasattr(report, "__rich__"):
         console().print(report)

@@ -9,6 +9,7 @@ from typing import Any
 from rich.progress import Progress, TaskID
 
 from zoo.commands.output import progress, tell
+from zoo.launch import rank
 from zoo.report import Report
 from zoo.train import TrainConfig, read_config, train
 from zoo.train import compare as train_both
@@ -37,10 +38,11 @@ def run(told: Mapping[str, Any], *, config: str | None, out: str | None, resume:
             "custom_linear: --compare torch trains both, with torch's Linears and with zoo's; leave it out"
         )
     folder = Path(out) if out is not None else Path("runs", whole.model.replace("/", "-"))
+    work = train_both if compare else train
+    if rank():
+        return work(whole, folder, resume=resume)
     with progress() as bar:
-        shown = _Shown(bar)
-        work = train_both if compare else train
-        return work(whole, folder, resume=resume, watch=shown, say=tell)
+        return work(whole, folder, resume=resume, watch=_Shown(bar), say=tell)
 
 
 class _Shown:

@@ -26,9 +26,12 @@ def _function(method: Any) -> Any:
 
 
 _PLAIN = {nn.Parameter, Tensor}
-_UNALTERED = {_function(Tensor.__torch_function__), torch._C._disabled_torch_function_impl}
+_TORCHS, _NONE = _function(Tensor.__torch_function__), torch._C._disabled_torch_function_impl
 
 
 def alters_torch_functions(t: Tensor) -> bool:
     """Whether ``t`` is a subclass that answers torch functions itself, as quantised weights do."""
-    return type(t) not in _PLAIN and _function(type(t).__torch_function__) not in _UNALTERED
+    if type(t) in _PLAIN:
+        return False
+    function = _function(type(t).__torch_function__)
+    return function is not _TORCHS and function is not _NONE  # not by a set: torch.compile cannot hash functions

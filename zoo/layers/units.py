@@ -26,7 +26,17 @@ from zoo.layers.patched import Patched, release
 from zoo.layers.registry import get_layer, list_layers
 from zoo.ops import DTYPES
 
-__all__ = ["FusedParent", "Unit", "adopt_units", "chain_of", "inside_units", "observers", "unfusable", "units_in"]
+__all__ = [
+    "FusedParent",
+    "Unit",
+    "adopt_units",
+    "chain_of",
+    "inside_units",
+    "known_units",
+    "observers",
+    "unfusable",
+    "units_in",
+]
 
 Unit = tuple[str, ...]
 """The names of a unit's modules in their parent, in the order of their calls: a Linear first, a Linear last."""
@@ -83,8 +93,18 @@ def chain_of(parent: nn.Module) -> Unit | None:
 
 def units_in(parent: nn.Module) -> Iterator[Unit]:
     """The units of a parent, by the kinds of its modules; :func:`unfusable` says which of them cannot run as one."""
-    names, children = chain_of(parent) or (), parent._modules
-    at = 0
+    yield from _units(parent, chain_of(parent) or ())
+
+
+def known_units(parent: nn.Module, chain: Unit) -> Iterator[Unit]:
+    """The units with an activation that is elementwise for certain, of a parent that calls these children in a row."""
+    for unit in _units(parent, chain):
+        if _kind_of_activation(parent._modules[unit[1]]) is not None:
+            yield unit
+
+
+def _units(parent: nn.Module, names: Unit) -> Iterator[Unit]:
+    children, at = parent._modules, 0
     while at < len(names):
         end = _end_of_unit(names, children, at, fixed=not isinstance(parent, nn.Sequential))
         if end is None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._C import _is_any_autocast_enabled
 
 from zoo.ops import _flops as _flops
+from zoo.ops import _sharding as _sharding
 from zoo.ops._activation import activation_grad
 from zoo.ops._explain import Choice, Rejected, explain
 from zoo.ops._fake import ACTIVATIONS, DTYPES, needs_preactivation

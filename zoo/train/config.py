@@ -18,14 +18,25 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["AUTOCAST", "FREE", "ON_CORRUPT", "SCHEDULES", "TrainConfig", "differences", "read_config", "write_config"]
+__all__ = [
+    "AUTOCAST",
+    "FREE",
+    "ON_CORRUPT",
+    "SCHEDULES",
+    "STRATEGIES",
+    "TrainConfig",
+    "differences",
+    "read_config",
+    "write_config",
+]
 
 SCHEDULES = ("cosine", "tanh", "step", "poly", "none")
 """timm's schedules that need nothing but the number of the step."""
 AUTOCAST = ("none", "bf16", "fp16")
 ON_CORRUPT = ("error", "replace")
-FREE = ("device", "workers", "checkpoint_every", "keep_last", "log_every")
-"""What may be another one when a run is resumed: nothing that it computes depends on it."""
+STRATEGIES = ("ddp", "fsdp", "tp")
+FREE = ("device", "workers", "checkpoint_every", "keep_last", "log_every", "tensorboard", "strategy")
+"""What may be another one when a run is resumed: nothing that it computes depends on it, but for rounding."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,7 +46,8 @@ class TrainConfig:
     model: str
     """A name of zoo.list_models()."""
     data: str
-    """``digits``, ``fashion_mnist`` or ``mnist`` (``fashion_mnist:DIR`` says where it lies), or a folder of images."""
+    """``digits``, ``fashion_mnist``, ``mnist``, ``cifar10`` or ``cifar100`` (``fashion_mnist:DIR`` says where it lies),
+    or a folder of images."""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Of the model; ``num_classes`` is the data's unless it is here."""
     weights: str | None = None
@@ -47,7 +59,7 @@ class TrainConfig:
     """Side of the images; by default what the model takes."""
     epochs: int = 10
     batch_size: int = 128
-    """Images of a forward pass."""
+    """Images of a forward pass, of all ranks together."""
     accumulate: int = 1
     """Forward and backward passes of an optimizer step."""
     optimizer: str = "adamw"
@@ -74,6 +86,14 @@ class TrainConfig:
     autocast: str = "none"
     """One of AUTOCAST; fp16 scales the loss."""
     channels_last: bool = False
+    compile: bool = False
+    """Whether torch.compile compiles the model."""
+    grad_checkpointing: bool = False
+    """Whether the model keeps fewer activations and computes them again in the backward pass; timm's models can."""
+    strategy: str = "ddp"
+    """How the ranks that torchrun starts share the work: one of STRATEGIES. Without torchrun it says nothing."""
+    sync_bn: bool = False
+    """Batch norms over the images of all ranks, on GPUs. Without, each rank normalizes its own part of a batch."""
     device: str = "auto"
     workers: int = 0
     """Processes that read images; the order and the augmentation of images do not depend on it."""
@@ -86,6 +106,8 @@ class TrainConfig:
     """Checkpoints that are kept."""
     log_every: int = 50
     """Steps of a line in the log; the first 20 steps have a line each."""
+    tensorboard: bool = False
+    """Whether the losses and accuracies are written for TensorBoard, too."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -105,7 +127,8 @@ class TrainConfig:
             raise ValueError("warmup_epochs: the schedule 'none' has no warm-up; choose another schedule")
         if (self.mixup or self.cutmix) and self.batch_size % 2:
             raise ValueError(f"batch_size: got {self.batch_size}, expected an even number, since mixup mixes pairs")
-        for name, known in (("schedule", SCHEDULES), ("autocast", AUTOCAST), ("on_corrupt", ON_CORRUPT)):
+        known_names = {"schedule": SCHEDULES, "autocast": AUTOCAST, "on_corrupt": ON_CORRUPT, "strategy": STRATEGIES}
+        for name, known in known_names.items():
             if getattr(self, name) not in known:
                 raise unknown_name(name, getattr(self, name), known)
 

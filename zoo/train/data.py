@@ -15,6 +15,7 @@ import torch
 from timm.data.transforms_factory import create_transform
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler
+from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from zoo import data as sets
@@ -22,7 +23,7 @@ from zoo.preparing import channels_of, input_side, resized, transform_for
 from zoo.train.config import TrainConfig
 from zoo.train.randomness import seeded
 
-__all__ = ["Batch", "Images", "Source", "batches_to_test", "open_data", "training_batches"]
+__all__ = ["Batch", "Images", "Part", "Source", "batches_to_test", "open_data", "share", "training_batches"]
 
 Key = tuple[int, int]
 
@@ -68,36 +69,69 @@ def open_data(data: str) -> Source:
         load: Callable[..., Any] = getattr(sets, name)
         parts = [load(root or None, train=train) for train in (True, False)]
         return _Grey(*((part.data.unsqueeze(1), part.targets) for part in parts))
+    if name in ("cifar10", "cifar100"):
+        return _Cifar(int(name.removeprefix("cifar")), root)
     if not Path(data).is_dir():
         raise ValueError(
-            f"data {data!r}: there is no such folder; expected a folder of images, digits, fashion_mnist[:DIR] or "
-            "mnist[:DIR]"
+            f"data {data!r}: there is no such folder; expected a folder of images, digits, fashion_mnist[:DIR], "
+            "mnist[:DIR], cifar10[:DIR] or cifar100[:DIR]"
         )
     return _Folder(Path(data))
 
 
-def training_batches(images: Images, config: TrainConfig, *, start: int, steps_per_epoch: int) -> Iterable[Batch]:
-    """The batches from step ``start`` (of ``accumulate`` batches each) to the last one of the last epoch."""
-    return _loader(images, _Order(images, config, start, steps_per_epoch), config)
+Part = tuple[int, int]
+"""(0, 2) is the first of two parts."""
 
 
-def batches_to_test(images: Images, config: TrainConfig) -> Iterable[tuple[Tensor, Tensor]]:
-    """All images once, in their order. ValueError, naming the file, for one that cannot be read."""
-    order = [[(0, index) for index in batch] for batch in BatchSampler(range(len(images)), config.batch_size, False)]
-    for batch in _loader(images, order, config):
+def training_batches(
+    images: Images, config: TrainConfig, *, start: int, steps_per_epoch: int, part: Part = (0, 1)
+) -> Iterable[Batch]:
+    """The batches from step ``start`` (of ``accumulate`` batches each) to the last one of the last epoch; of each batch
+    a part."""
+    return _loader(images, _Order(images, config, start, steps_per_epoch, part), config)
+
+
+def batches_to_test(images: Images, config: TrainConfig, part: Part = (0, 1)) -> Iterable[tuple[Tensor, Tensor]]:
+    """All images once, in their order. ValueError, naming the file, for one that cannot be read.
+
+    Of several parts, each has as many batches as the others. Where it takes one more for that, it is one of another
+    part with the class -1 for every image: of no model's.
+    """
+    index, parts = part
+    batches = list(BatchSampler(range(len(images)), max(config.batch_size // parts, 1), False))
+    mine = [batches[at] if at < len(batches) else None for at in range(index, _to_multiple(len(batches), parts), parts)]
+    order = [[(0, index) for index in batch or batches[0]] for batch in mine]
+    for batch, counts in zip(_loader(images, order, config), mine, strict=True):
         if batch.corrupt:
             raise ValueError(f"{batch.corrupt[0]}; an image to test with is never replaced: mend it or remove it")
-        yield batch.images, batch.labels
+        yield batch.images, batch.labels if counts is not None else torch.full_like(batch.labels, -1)
+
+
+def _to_multiple(count: int, of: int) -> int:
+    return -(-count // of) * of
+
+
+def share(batch: list[Any], part: Part) -> list[Any]:
+    """One of equal parts of a batch. Where a part can be halved, it is from both ends: then each image and the one that
+    mixup mixes with it, the first with the last and so on, are in the same part."""
+    index, parts = part
+    size, odd = divmod(len(batch), 2 * parts)
+    if parts == 1:
+        return batch
+    if odd:
+        return batch[index * len(batch) // parts : (index + 1) * len(batch) // parts]
+    begin, end = index * size, len(batch) - index * size
+    return batch[begin : begin + size] + batch[end - size : end]
 
 
 class _Order:
-    """The keys of each batch."""
+    """The keys of each batch, or of a part of each."""
 
-    def __init__(self, images: Images, config: TrainConfig, start: int, steps_per_epoch: int) -> None:
+    def __init__(self, images: Images, config: TrainConfig, start: int, steps_per_epoch: int, part: Part) -> None:
         self.sampler: DistributedSampler[Any] = DistributedSampler(
             images, num_replicas=1, rank=0, shuffle=True, seed=config.seed
         )
-        self.config, self.start, self.steps = config, start, steps_per_epoch
+        self.config, self.start, self.steps, self.part = config, start, steps_per_epoch, part
 
     def __iter__(self) -> Iterator[list[Key]]:
         first, done = divmod(self.start, self.steps)
@@ -107,7 +141,7 @@ class _Order:
             batches = BatchSampler(self.sampler, self.config.batch_size, drop_last=True)
             skipped = done * passes if epoch == first else 0
             for batch in itertools.islice(batches, skipped, self.steps * passes):
-                yield [(epoch, index) for index in batch]
+                yield [(epoch, index) for index in share(batch, self.part)]
 
 
 def _loader(images: Images, order: Iterable[list[Key]], config: TrainConfig) -> Iterable[Batch]:
@@ -148,6 +182,9 @@ class _Grey(Source):
         whole = _brought(images, side, 1)
         if whole.numel() <= _READY * images.numel():
             images = whole
+        device = next((parameter.device for parameter in model.parameters()), images.device)
+        if device.type == "cuda" and not config.workers:  # all of them there: no batch has to be brought
+            images, labels = images.to(device), labels.to(device)
         return GreyImages(images, labels, side=side, channels=channels)
 
 
@@ -156,7 +193,8 @@ _READY = 16
 
 
 class GreyImages(Images):
-    """Images (N, 1, H, W), in [0, 1] or uint8, as a model takes them: float32, resized, the channels equal."""
+    """Images (N, 1, H, W), in [0, 1] or uint8, as a model takes them: in torch's default dtype, resized, the channels
+    equal. Batches are where the images are."""
 
     def __init__(self, images: Tensor, labels: Tensor, *, side: int | None, channels: int) -> None:
         self.images, self.labels, self.side, self.channels = images, labels, side, channels
@@ -165,16 +203,65 @@ class GreyImages(Images):
         return len(self.labels)
 
     def __getitems__(self, keys: Sequence[Key]) -> Batch:
-        chosen = torch.tensor([index for _, index in keys])
+        chosen = torch.tensor([index for _, index in keys], device=self.labels.device)
         return Batch(_brought(self.images[chosen], self.side, self.channels), self.labels[chosen], [])
 
 
 def _brought(images: Tensor, side: int | None, channels: int) -> Tensor:
     if images.dtype == torch.uint8:
         images = images.float().div_(255)
+    images = images.to(torch.get_default_dtype())
     if side is not None and images.shape[-1] != side:
         images = resized(images, side)
     return images if channels == 1 else images.expand(-1, channels, -1, -1).contiguous()
+
+
+# CIFAR
+
+
+class _Cifar(Source):
+    """Small colour images, moved by up to four pixels and mirrored at random, as CIFAR is trained on."""
+
+    def __init__(self, classes: int, root: str) -> None:
+        self.classes = classes
+        self.parts = {train: sets.cifar(classes, root or None, train=train) for train in (True, False)}
+
+    def train(self, model: nn.Module, config: TrainConfig) -> Images:
+        moved = [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip()]
+        return self._part(True, moved, model, config)
+
+    def test(self, model: nn.Module, config: TrainConfig) -> Images:
+        return self._part(False, [], model, config)
+
+    def _part(self, train: bool, before: list[Any], model: nn.Module, config: TrainConfig) -> Images:
+        usual = transform_for(config.model, model, config.weights)
+        normal, values = _normal(usual), getattr(model, "in_features", None)
+        grey = values is not None and values != 3 * 32 * 32  # a perceptron's, of a square image
+        side = config.size or (32 if values == 3 * 32 * 32 else input_side(model, usual))
+        after: list[Any] = [transforms.Resize(side)] if side not in (None, 32) else []
+        after += [*([transforms.Grayscale()] if grey else []), transforms.ToTensor()]
+        if "mean" in normal and not grey:
+            after.append(transforms.Normalize(normal["mean"], normal["std"]))
+        return SmallImages(self.parts[train], transforms.Compose([*before, *after]), seed=config.seed)
+
+
+class SmallImages(Images):
+    """Images of a torchvision data set in memory, each transformed with random numbers of its own."""
+
+    def __init__(self, images: Dataset[Any], transform: Callable[[Any], Tensor], *, seed: int) -> None:
+        self.images, self.transform, self.seed = images, transform, seed
+
+    def __len__(self) -> int:
+        return len(self.images)  # type: ignore[arg-type]
+
+    def __getitems__(self, keys: Sequence[Key]) -> Batch:
+        images, labels = [], []
+        for epoch, index in keys:
+            image, label = self.images[index]
+            with seeded(self.seed, epoch, index):
+                images.append(self.transform(image))
+            labels.append(label)
+        return Batch(torch.stack(images), torch.tensor(labels), [])
 
 
 # Photographs

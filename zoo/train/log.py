@@ -10,7 +10,7 @@ from typing import Any
 
 from zoo.tensor_files import replacing
 
-__all__ = ["Log", "read_log"]
+__all__ = ["Log", "Silence", "read_log"]
 
 
 class Log:
@@ -29,6 +29,13 @@ class Log:
                 file.write(_line({"event": event, "step": step, **fields}))
         except OSError as error:
             raise OSError(f"{self.path}: a line could not be written: {error}") from error
+
+
+class Silence:
+    """The log of a rank that writes none."""
+
+    def write(self, event: str, step: int, fields: Mapping[str, Any]) -> None:
+        """Nothing."""
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 import torch
 
-__all__ = ["rng_state", "seed_all", "seeded", "set_rng_state"]
+__all__ = ["rng_state", "seed_all", "seed_rank", "seeded", "set_rng_state"]
 
 
 def seed_all(seed: int) -> None:
@@ -18,6 +18,16 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
     numpy.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+
+
+def seed_rank(*numbers: int) -> None:
+    """Seed torch alone, by a rank and what else tells it from others. What Python and numpy draw is for a whole batch,
+    and must be the same on every rank."""
+    torch.manual_seed(_seed(numbers))
+
+
+def _seed(numbers: tuple[int, ...]) -> int:
+    return int(numpy.random.SeedSequence(numbers).generate_state(1)[0])
 
 
 def rng_state(device: torch.device) -> dict[str, Any]:
@@ -45,7 +55,7 @@ def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
 def seeded(*numbers: int) -> Iterator[None]:
     """Within it, the generators of the CPU depend on these numbers alone; after it they stand where they stood."""
     python, arrays, tensors = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
-    seed = int(numpy.random.SeedSequence(numbers).generate_state(1)[0])
+    seed = _seed(numbers)
     random.seed(seed)
     numpy.random.seed(seed)
     torch.default_generator.manual_seed(seed)  # not torch.manual_seed: that reaches for the GPUs, too

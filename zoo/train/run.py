@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -13,23 +14,29 @@ from typing import Any
 import timm
 import torch
 import torch.nn.functional as F
-from timm.data.mixup import Mixup
-from timm.optim import create_optimizer_v2, list_optimizers  # type: ignore[attr-defined]
-from timm.scheduler.scheduler_factory import create_scheduler_v2
 from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 
 from zoo.checkpoint import save_checkpoint
-from zoo.data import top1
-from zoo.factory import create
-from zoo.naming import unknown_name
-from zoo.preparing import choose_device
-from zoo.train import checkpoints
+from zoo.data import count_right, top1
+from zoo.train import checkpoints, split_checkpoints, strategies
+from zoo.train.building import (
+    build_mixup,
+    build_model,
+    build_optimizer,
+    build_scheduler,
+    has_batch_norms,
+    parameter_names,
+    steps_per_epoch,
+)
 from zoo.train.config import TrainConfig, differences, read_config, write_config
-from zoo.train.data import Batch, Images, Source, batches_to_test, open_data, training_batches
-from zoo.train.log import Log
-from zoo.train.randomness import rng_state, seed_all, set_rng_state
+from zoo.train.data import Batch, Part, Source, batches_to_test, open_data, training_batches
+from zoo.train.lock import locked
+from zoo.train.log import Log, Silence
+from zoo.train.randomness import rng_state, seed_all, seed_rank, set_rng_state
+from zoo.train.ranks import Ranks, joined
 from zoo.train.report import TrainReport
+from zoo.train.tensorboard import Board
 from zoo.version import __version__
 
 __all__ = ["FIRST_STEPS", "train"]
@@ -65,86 +72,136 @@ def train(
             weights that are not finite; an image that cannot be read. The last checkpoint is then as it was.
         OSError: data that is not there, a disk that is full. The last checkpoint is then as it was.
     """
-    place = choose_device(config.device)
-    source = open_data(config.data)
-    where = Path(folder)
-    _begin(config, where, resume=resume)
-    found, damaged = checkpoints.latest(where / "checkpoints")
-    for line in damaged:
-        say(line)
-    run = _Run(config, where, place, source, watch, say)
-    if found is not None:
-        run.load(found)
-    return run.finish(resumed_from=None if found is None else found["step"])
+    with joined(config.device) as ranks:
+        _check(config, ranks)
+        source = open_data(config.data)
+        where = Path(folder)
+        with _begun(config, where, ranks, resume=resume):
+            run = _Run(config, where, ranks, source, watch, say)
+            ranks.lead(lambda: write_config(config, where / "config.toml"))
+            resumed_from, damaged = checkpoints.newest(where / "checkpoints", run.restore)
+            for line in damaged:
+                say(line)
+            return run.finish(resumed_from=resumed_from)
 
 
-def _begin(config: TrainConfig, folder: Path, *, resume: bool) -> None:
-    saved = folder / "config.toml"
-    if saved.exists():
-        if not resume:
-            raise ValueError(f"{folder}: there is a run already; resume it (--resume), or name another folder")
-        other = differences(config, TrainConfig(**read_config(saved)))
-        if other:
-            raise ValueError(f"{folder}: the run to resume is another one; name another folder\n" + "\n".join(other))
-    (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-    for own in (folder, folder / "checkpoints"):
-        checkpoints.remove_unfinished(own)
-    write_config(config, saved)
+def _check(config: TrainConfig, ranks: Ranks) -> None:
+    """Refuse what cannot be done here, or by several ranks."""
+    if config.tensorboard:
+        Board.check()
+    if not ranks.several:
+        return
+    parts = 1 if config.strategy == "tp" else ranks.size
+    if config.batch_size % parts:
+        raise ValueError(f"batch_size: got {config.batch_size} for {parts} ranks, expected a multiple of {parts}")
+    if (config.mixup or config.cutmix) and config.batch_size % (2 * parts):
+        raise ValueError(
+            f"batch_size: got {config.batch_size} for {parts} ranks, expected a multiple of {2 * parts}, since mixup "
+            "mixes pairs"
+        )
+    if config.sync_bn and ranks.device.type == "cpu":
+        raise ValueError("sync_bn: torch's SyncBatchNorm runs on GPUs alone; on CPUs leave it out")
+    if config.strategy == "tp" and config.autocast == "fp16":
+        raise ValueError("autocast 'fp16': torch's GradScaler takes no model that tp splits; choose bf16, ddp or fsdp")
+
+
+@contextlib.contextmanager
+def _begun(config: TrainConfig, folder: Path, ranks: Ranks, *, resume: bool) -> Iterator[None]:
+    """The folder of the run, ready and locked."""
+    with contextlib.ExitStack() as stack:
+
+        def begin() -> None:
+            (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(folder / "checkpoints"))
+            saved = folder / "config.toml"
+            if saved.exists():
+                if not resume:
+                    raise ValueError(f"{folder}: there is a run already; resume it (--resume), or name another folder")
+                other = differences(config, TrainConfig(**read_config(saved)))
+                if other:
+                    raise ValueError(
+                        f"{folder}: the run to resume is another one; name another folder\n" + "\n".join(other)
+                    )
+            for own in (folder, folder / "checkpoints"):
+                checkpoints.remove_unfinished(own)
+
+        ranks.lead(begin)
+        yield
 
 
 class _Run:
-    """A run in progress. ``step`` is the number of optimizer steps that are done."""
+    """A run in progress. ``step`` is the number of optimizer steps that are done.
+
+    ``model`` has the weights; ``runner`` is what is called to train it: the model itself, or what joins it to those of
+    the other ranks.
+    """
 
     def __init__(
         self,
         config: TrainConfig,
         folder: Path,
-        device: torch.device,
+        ranks: Ranks,
         source: Source,
         watch: Watch,
         say: Callable[[str], None],
     ) -> None:
-        self.config, self.folder, self.device, self.watch, self.say = config, folder, device, watch, say
+        self.config, self.folder, self.watch, self.say = config, folder, watch, say
+        self.ranks, self.device, self.classes = ranks, ranks.device, source.classes
+        self.split = ranks.several and config.strategy != "ddp"
+        self.part: Part = (0, 1) if self.split and config.strategy == "tp" else (ranks.rank, ranks.size)
         seed_all(config.seed)
-        self.model = _build(config, source.classes, device)
+        self.model = build_model(config, source.classes, self.device)
         self.images, self.tests = source.train(self.model, config), source.test(self.model, config)
-        self.steps_per_epoch = _steps_per_epoch(config, self.images)
+        self.steps_per_epoch = steps_per_epoch(config, self.images)
         self.steps = self.steps_per_epoch * config.epochs
-        self.optimizer = _optimizer(config, self.model)
-        self.scheduler, _ = create_scheduler_v2(
-            self.optimizer,
-            config.schedule,
-            num_epochs=config.epochs,
-            warmup_epochs=config.warmup_epochs,
-            warmup_lr=0.0,
-            min_lr=config.min_lr,
-            decay_epochs=config.decay_epochs,
-            decay_rate=config.decay_rate,
-            step_on_epochs=False,
-            updates_per_epoch=self.steps_per_epoch,
-        )
-        self.ema = None if config.ema is None else ModelEmaV3(self.model, decay=config.ema)
-        self.scaler = torch.amp.GradScaler(device.type, enabled=config.autocast == "fp16")
-        self.mixup = _mixup(config, self.model, source.classes)
+        # before the model is spread: what it is then cannot be copied
+        self.ema = None if config.ema is None else ModelEmaV3(self.model, decay=config.ema, foreach=not self.split)
+        self.runner = self._spread()
+        self.optimizer = build_optimizer(config, self.model)
+        self.names = parameter_names(self.optimizer, self.model)
+        if self.split:
+            strategies.split_groups(self.optimizer)
+        self.scheduler = build_scheduler(config, self.optimizer, self.steps_per_epoch)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.autocast == "fp16")
+        self.mixup = build_mixup(config, self.model, source.classes)
         self.step = 0
-        self.loss = torch.zeros((), device=device)  # summed since the last line of the log
+        self.loss = torch.zeros((), device=self.device)  # summed since the last line of the log
         self.counted = 0
         self.epoch_sum, self.epoch_mean = 0.0, math.nan
         self.accuracy, self.best, self.best_step = math.nan, -1.0, 0
         self.corrupt = 0
+        self.replaced: list[tuple[int, str]] = []  # by other images, since the last line of the log
         seed_all(config.seed)  # stock and custom begin alike, whatever their builders drew
+        if self.part[0]:
+            seed_rank(config.seed, self.part[0])
+
+    def _spread(self) -> nn.Module:
+        if self.config.compile:
+            self.model.compile()
+        if not self.ranks.several:
+            return self.model
+        if has_batch_norms(self.model) and self.part[1] > 1 and not self.config.sync_bn:
+            self.say("each rank's batch norms see its own part of a batch; with sync_bn they see all of it, on GPUs")
+        runner = strategies.spread(self.model, self.config.strategy, self.ranks)
+        if self.ema is not None and self.split:
+            strategies.spread(self.ema.module, self.config.strategy, self.ranks)
+        return runner
 
     # What a checkpoint holds
 
-    def state(self) -> dict[str, Any]:
-        return {
+    def state(self, *, tensors: bool = True) -> dict[str, Any]:
+        """``tensors=False``: without those of the models and the optimizer, which several ranks save together."""
+        large = {
             "model": self.model.state_dict(),
             "ema": None if self.ema is None else self.ema.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+        }
+        return {
+            **(large if tensors else {}),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "scaler": self.scaler.state_dict(),
             "rng": rng_state(self.device),
-            "losses": (self.loss, self.counted, self.epoch_sum, self.epoch_mean),
+            "losses": (self.ranks.mean(self.loss), self.counted, self.epoch_sum, self.epoch_mean),
             "accuracies": (self.accuracy, self.best, self.best_step),
         }
 
@@ -153,19 +210,52 @@ class _Run:
         if self.ema is not None:
             self.ema.module.load_state_dict(state["ema"])
         self.optimizer.load_state_dict(state["optimizer"])
+        self._load_rest(state, state["rng"])
+
+    def _load_rest(self, state: dict[str, Any], rng: dict[str, Any] | None) -> None:
         if self.scheduler is not None:
-            self.scheduler.load_state_dict(state["scheduler"])
+            own = self.scheduler.state_dict().items()
+            # its lists have a value for each group of parameters, which tp has more of; they follow from the settings
+            lists = {name: value for name, value in own if isinstance(value, list)}
+            self.scheduler.load_state_dict({**state["scheduler"], **lists})
         self.scaler.load_state_dict(state["scaler"])
         self.loss, self.counted, self.epoch_sum, self.epoch_mean = state["losses"]
         self.loss = self.loss.to(self.device)
         self.accuracy, self.best, self.best_step = state["accuracies"]
         self.step = state["step"]
-        set_rng_state(state["rng"], self.device)
+        if rng is None:
+            seed_rank(self.config.seed, self.part[0], self.step)
+        else:
+            set_rng_state(rng, self.device)
+
+    def restore(self, path: Path) -> int:
+        """Go on from a checkpoint, whichever number of ranks wrote it. Returns its step."""
+        if path.is_dir():
+            tensors, settings = self._tensors().taken()
+            state = split_checkpoints.read(path, tensors, self.ranks)
+            self._tensors().put(tensors, {**settings, **state["optimizer"]})
+            rng = state["rng"][self.part[0]] if self.part[0] < len(state["rng"]) else None
+            self._load_rest(state, rng)
+        elif self.ranks.several:
+            state = checkpoints.read(path)
+            self._tensors().put_whole(state, self.names)
+            self._load_rest(state, state["rng"])
+            if self.part[0]:
+                seed_rank(self.config.seed, self.part[0], self.step)
+        else:
+            self.load(checkpoints.read(path))
+        self.optimizer.zero_grad()
+        return self.step
+
+    def _tensors(self) -> split_checkpoints.RunTensors:
+        models = {"model": self.model} if self.ema is None else {"model": self.model, "ema": self.ema.module}
+        return split_checkpoints.RunTensors(models, self.optimizer)
 
     # The loop
 
     def finish(self, *, resumed_from: int | None) -> TrainReport:
-        self.log = Log(self.folder / "log.jsonl", keep=self.step)
+        self.log = Log(self.folder / "log.jsonl", keep=self.step) if self.ranks.leads else Silence()
+        self.board = Board(self.folder / "tensorboard", begin=self.step) if self._shows else None
         self._log_start(resumed_from)
         self.model.train()
         first, seconds = self.step, 0.0
@@ -177,13 +267,12 @@ class _Run:
             text = ""
             if self.step <= FIRST_STEPS or self.step % self.config.log_every == 0 or ends:
                 loss = self._mean_loss()
+                self._tell_replaced()
                 now = time.perf_counter()
                 rate = (self.step - marked_step) * self._images_per_step / (now - marked)
                 epoch = (self.step - 1) // self.steps_per_epoch + 1
                 lr = self.optimizer.param_groups[0]["lr"]
-                self.log.write(
-                    "step", self.step, {"epoch": epoch, "loss": loss, "lr": lr, "images_per_second": round(rate, 1)}
-                )
+                self._record("step", {"epoch": epoch, "loss": loss, "lr": lr, "images_per_second": round(rate, 1)})
                 text = f"epoch {epoch}/{self.config.epochs}, loss {loss:.4f}, {rate:,.0f} images/s"
                 marked, marked_step = now, self.step
             if ends:
@@ -194,7 +283,9 @@ class _Run:
             if ends:
                 started = marked = time.perf_counter()
             self.watch(self.step, self.steps, text)
-        save_checkpoint(self.shown, self.folder / "final.safetensors", metadata=self._metadata(self.accuracy))
+        self._publish("final.safetensors", self.accuracy)
+        if self.board is not None:
+            self.board.close()
         return TrainReport(
             model=self.config.model,
             data=self.config.data,
@@ -226,7 +317,8 @@ class _Run:
         if self.step == self.steps:
             return
         group: list[Batch] = []
-        for batch in training_batches(self.images, self.config, start=self.step, steps_per_epoch=self.steps_per_epoch):
+        steps = {"start": self.step, "steps_per_epoch": self.steps_per_epoch}
+        for batch in training_batches(self.images, self.config, **steps, part=self.part):
             group.append(batch)
             if len(group) == self.config.accumulate:
                 yield group
@@ -234,17 +326,18 @@ class _Run:
 
     def _update(self, batches: list[Batch]) -> None:
         self.optimizer.zero_grad()
-        for batch in batches:
+        for index, batch in enumerate(batches, 1):
             if batch.corrupt:
                 self._replaced(batch.corrupt)
-            loss = self._loss(batch)
-            if len(batches) > 1:
-                loss = loss / len(batches)
-            self.scaler.scale(loss).backward()
+            with strategies.accumulating(self.runner, index == len(batches)):
+                loss = self._loss(batch)
+                if len(batches) > 1:
+                    loss = loss / len(batches)
+                self.scaler.scale(loss).backward()
             self.loss += loss.detach()
         if self.config.clip_grad is not None:
             self.scaler.unscale_(self.optimizer)
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_grad)
+            strategies.clip(self.model, self.config.clip_grad)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.step += 1
@@ -261,7 +354,7 @@ class _Run:
             images, labels = self.mixup(images, labels)
             smoothing = 0.0  # it is in the labels
         with self._autocast():
-            logits = self.model(images)
+            logits = self.runner(images)
             if not isinstance(logits, Tensor):
                 raise ValueError(
                     f"{self.config.model}: gives {type(logits).__name__} in training, expected logits (N, classes); "
@@ -280,31 +373,60 @@ class _Run:
 
     def _end_epoch(self) -> None:
         self.epoch_mean, self.epoch_sum = self.epoch_sum / self.steps_per_epoch, 0.0
-        batches = ((self._here(images), labels) for images, labels in batches_to_test(self.tests, self.config))
         models = {"accuracy": self.model} if self.ema is None else {"accuracy": self.shown, "raw": self.model}
-        with self._autocast():
-            found = top1(models, batches, device=self.device)
+        for model in models.values():
+            self.ranks.agree_on_buffers(model)
+        found = self._accuracies(models)
         self.accuracy = found["accuracy"]
-        self.log.write("epoch", self.step, {"epoch": self.step // self.steps_per_epoch, **found})
+        self._record("epoch", {"epoch": self.step // self.steps_per_epoch, **found})
         if self.accuracy > self.best:
             self._check_weights()
             self.best, self.best_step = self.accuracy, self.step
-            save_checkpoint(self.shown, self.folder / "best.safetensors", metadata=self._metadata(self.best))
+            self._publish("best.safetensors", self.best)
 
-    def _metadata(self, accuracy: float) -> dict[str, Any]:
-        return {"step": self.step, "accuracy": accuracy, "data": self.config.data}
+    def _accuracies(self, models: dict[str, nn.Module]) -> dict[str, float]:
+        parts = batches_to_test(self.tests, self.config, self.part)
+        batches = ((self._here(images), labels) for images, labels in parts)
+        with self._autocast():
+            if self.part[1] == 1:
+                return top1(models, batches, device=self.device)
+            right, _ = count_right(models, batches, device=self.device)
+        counts = self.ranks.gathered(right)
+        return {name: sum(count[name] for count in counts) / len(self.tests) for name in models}
+
+    def _publish(self, name: str, accuracy: float) -> None:
+        """Save the model that is shown, for zoo.load. All ranks must ask."""
+        metadata = {"step": self.step, "accuracy": accuracy, "data": self.config.data}
+        weights = strategies.whole_weights(self.shown) if self.split else None
+
+        def write() -> None:
+            model = self.shown
+            if weights is not None:
+                plain = dataclasses.replace(self.config, weights=None, reset_head=False)
+                model = build_model(plain, self.classes, torch.device("meta"))
+                model.load_state_dict(weights, assign=True)
+            save_checkpoint(model, self.folder / name, metadata=metadata)
+
+        self.ranks.lead(write)
 
     # What must not be lost
 
     def _save(self) -> None:
-        if not math.isfinite(float(self.loss)):
+        if not self.ranks.all(math.isfinite(float(self.loss))):
             self._mean_loss()
         self._check_weights()
-        checkpoints.save(self.folder / "checkpoints", self.step, self.state(), keep=self.config.keep_last)
+        folder, keep = self.folder / "checkpoints", self.config.keep_last
+        if not self.ranks.several:
+            checkpoints.save(folder, self.step, self.state(), keep=keep)
+            return
+        tensors, settings = self._tensors().taken()
+        rest = self.state(tensors=False)
+        rest |= {"optimizer": settings, "rng": self.ranks.gathered(rest["rng"])}
+        split_checkpoints.save(folder, self.step, tensors, rest, self.ranks, keep=keep)
 
     def _mean_loss(self) -> float:
         """The mean since it was last asked for. ValueError if it is not finite."""
-        loss = float(self.loss) / max(self.counted, 1)
+        loss = float(self.ranks.mean(self.loss)) / max(self.counted, 1)
         if not math.isfinite(loss):
             raise ValueError(self._diverged(f"the loss is {loss}"))
         self.epoch_sum += loss * self.counted
@@ -313,9 +435,9 @@ class _Run:
         return loss
 
     def _check_weights(self) -> None:
-        for name, parameter in self.model.named_parameters():
-            if not bool(torch.isfinite(parameter).all()):
-                raise ValueError(self._diverged(f"{name} is no longer finite"))
+        name = strategies.first_not_finite(self.model, self.ranks)
+        if name is not None:
+            raise ValueError(self._diverged(f"{name} is no longer finite"))
 
     def _diverged(self, what: str) -> str:
         kept = checkpoints.listed(self.folder / "checkpoints")
@@ -325,10 +447,27 @@ class _Run:
     def _replaced(self, corrupt: list[str]) -> None:
         if self.config.on_corrupt == "error":
             raise ValueError(f"{corrupt[0]}; mend or remove it and resume, or train with on_corrupt='replace'")
-        for text in corrupt:
+        self.replaced += [(self.step + 1, text) for text in corrupt]
+
+    def _tell_replaced(self) -> None:
+        if self.config.on_corrupt == "error":
+            return
+        for step, text in sorted(line for lines in self.ranks.gathered(self.replaced) for line in lines):
             self.corrupt += 1
             self.say(f"{text}; the next one is in its place")
-            self.log.write("corrupt", self.step + 1, {"image": text})
+            self.log.write("corrupt", step, {"image": text})
+        self.replaced.clear()
+
+    # What is told
+
+    @property
+    def _shows(self) -> bool:
+        return self.config.tensorboard and self.ranks.leads
+
+    def _record(self, event: str, fields: dict[str, Any]) -> None:
+        self.log.write(event, self.step, fields)
+        if self.board is not None:
+            self.board.write(event, self.step, fields)
 
     def _log_start(self, resumed_from: int | None) -> None:
         facts = {
@@ -338,47 +477,8 @@ class _Run:
             "steps": self.steps,
             "device": str(self.device),
             "threads": torch.get_num_threads(),
+            "ranks": self.ranks.size,
+            **({"strategy": self.config.strategy} if self.ranks.several else {}),
             "versions": {"zoo": __version__, "torch": str(torch.__version__), "timm": timm.__version__},
         }
         self.log.write("start" if resumed_from is None else "resume", self.step, facts)
-
-
-def _build(config: TrainConfig, classes: int, device: torch.device) -> nn.Module:
-    options = {"num_classes": classes, **config.options}
-    if isinstance(options["num_classes"], int) and options["num_classes"] < classes:
-        raise ValueError(f"num_classes: got {options['num_classes']}, and the data has {classes} classes")
-    asked = {"weights": config.weights, "reset_head": config.reset_head, "custom_linear": config.custom_linear}
-    try:
-        model = create(config.model, **{**options, **asked}, device=device)
-    except TypeError as error:
-        raise ValueError(str(error)) from error
-    return model.to(memory_format=torch.channels_last) if config.channels_last else model
-
-
-def _steps_per_epoch(config: TrainConfig, images: Images) -> int:
-    steps = len(images) // (config.batch_size * config.accumulate)
-    if not steps:
-        raise ValueError(
-            f"batch_size {config.batch_size} x accumulate {config.accumulate}: the data has only {len(images)} images "
-            "to train with; choose a smaller batch"
-        )
-    return steps
-
-
-def _optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
-    known = [str(name) for name in list_optimizers()]
-    if config.optimizer not in known:
-        raise unknown_name("optimizer", config.optimizer, known)
-    fields = {name: getattr(config, name) for name in ("lr", "weight_decay", "momentum")}
-    return create_optimizer_v2(model, config.optimizer, **fields)
-
-
-def _mixup(config: TrainConfig, model: nn.Module, classes: int) -> Mixup | None:
-    if not (config.mixup or config.cutmix):
-        return None
-    return Mixup(
-        mixup_alpha=config.mixup,
-        cutmix_alpha=config.cutmix,
-        label_smoothing=config.label_smoothing,
-        num_classes=getattr(model, "num_classes", None) or config.options.get("num_classes", classes),
-    )

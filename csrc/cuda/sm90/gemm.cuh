@@ -307,16 +307,52 @@ struct Kernel {
     }
   }
 
+  using RawPlanes = uint32_t[C::k / 16][3][4];
+
+  // The products of one strip of a stage, into `chunk`.
+  static __device__ __forceinline__ void issue_raw(float (&chunk)[C::n / 2], RawPlanes& a, uint32_t b) {
+    pin_planes(a);
+    ptx::forget(chunk);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int product = 0; product < 6; ++product) {
+      constexpr int a_planes[6] = {2, 0, 1, 1, 0, 0}, b_planes[6] = {0, 2, 1, 0, 1, 0};
+#pragma unroll
+      for (int k = 0; k < C::k / 16; ++k) {
+        ptx::wgmma_registers<C::n, C::b_mn>(chunk, a[k][a_planes[product]], B::tile(b, b_planes[product], 0, k), product | k);
+      }
+    }
+    ptx::wgmma_commit();
+  }
+
+  __device__ __forceinline__ void settle_raw(float (&sums)[C::n / 2], float (&chunk)[C::n / 2], const RawPlanes& a) {
+    ptx::pin(chunk);
+    ptx::wgmma_wait<0>();
+    ptx::pin(chunk);
+#pragma unroll
+    for (int k = 0; k < C::k / 16; ++k) ptx::keep(a[k], args.k_blocks < 0);
+#pragma unroll
+    for (int j = 0; j < C::n / 2; ++j) sums[j] += chunk[j];
+  }
+
   // The same with A split on the way, a strip after the other. While one worker reads, splits and adds, the other's products
-  // run; where registers allow it, a worker's own do, too.
+  // run; where registers allow it, a worker's own do, too: two sets of A's registers then, in turn.
   __device__ __forceinline__ void multiply_raw(
       Accumulators& acc, Ring<C::stages>& ring, int blocks, int row, int worker) {
     constexpr bool ahead = C::strips * C::n / 2 + C::n / 2 + 2 * 24 <= 200;
+    constexpr uint32_t strip_bytes = 64 * kRawLine;
+    static_assert(C::strips <= 2);
     float chunk[C::n / 2];
-    uint32_t a[1 + ahead][C::k / 16][3][4];
     const uint32_t offset = row * kRawLine + raw_offset<C::a_mn>();
     const auto at = [&] { return stages + ring.stage * C::stage_bytes; };
     const auto wait = [&] { ptx::barrier_wait(full + 8 * ring.stage, ring.phase); };
+    const auto before = [&] {
+      if constexpr (!C::alone) ptx::named_sync(1 + worker, 256);
+    };
+    const auto after = [&](bool last) {
+      if constexpr (!C::alone) ptx::named_arrive(1 + (worker + 1) % C::workers, 256);
+      else if (last) turn_end(worker);
+    };
 #pragma unroll
     for (int s = 0; s < C::strips; ++s) {
 #pragma unroll
@@ -324,52 +360,44 @@ struct Kernel {
     }
     turn_begin(worker);
     if constexpr (ahead) {
-      wait();
-      raw_planes<C::a_mn>(a[0], at(), offset);
-    }
-    for (int i = 0; i < blocks; ++i) {
-      if constexpr (!ahead) wait();
-#pragma unroll
-      for (int s = 0; s < C::strips; ++s) {
-        if constexpr (!ahead) raw_planes<C::a_mn>(a[0], at() + s * 64 * kRawLine, offset);
-        pin_planes(a[0]);
-        if constexpr (!C::alone) ptx::named_sync(1 + worker, 256);
-        ptx::forget(chunk);
-        ptx::wgmma_fence();
-#pragma unroll
-        for (int product = 0; product < 6; ++product) {
-          constexpr int a_planes[6] = {2, 0, 1, 1, 0, 0}, b_planes[6] = {0, 2, 1, 0, 1, 0};
-#pragma unroll
-          for (int k = 0; k < C::k / 16; ++k) {
-            ptx::wgmma_registers<C::n, C::b_mn>(
-                chunk, a[0][k][a_planes[product]], B::tile(at() + C::a_bytes, b_planes[product], 0, k), product | k);
-          }
-        }
-        ptx::wgmma_commit();
-        if constexpr (!C::alone) ptx::named_arrive(1 + (worker + 1) % C::workers, 256);
-        else if (s == C::strips - 1 && i + 1 == blocks) turn_end(worker);
+      RawPlanes even, odd;
+      // `a` is multiplied while `next` is read
+      const auto step = [&](RawPlanes& a, RawPlanes& next, int s, bool last) {
+        before();
+        issue_raw(chunk, a, at() + C::a_bytes);
+        after(last);
         const int stage = ring.stage;
-        if (s == C::strips - 1) ring.step();
-        if constexpr (ahead) {
-          if (s < C::strips - 1) {
-            raw_planes<C::a_mn>(a[ahead], at() + (s + 1) * 64 * kRawLine, offset);
-          } else if (i + 1 < blocks) {
-            wait();
-            raw_planes<C::a_mn>(a[ahead], at(), offset);
-          }
-          pin_planes(a[ahead]);
+        const bool ends_stage = s == C::strips - 1;
+        if (ends_stage) ring.step();
+        if (!last) {
+          if (ends_stage) wait();
+          raw_planes<C::a_mn>(next, at() + (ends_stage ? 0 : s + 1) * strip_bytes, offset);
         }
-        ptx::pin(chunk);
-        ptx::wgmma_wait<0>();
-        ptx::pin(chunk);
-        pin_planes(a[0]);
-        if (s == C::strips - 1) release(stage);
+        settle_raw(acc[s], chunk, a);
+        if (ends_stage) release(stage);
+      };
+      wait();
+      raw_planes<C::a_mn>(even, at(), offset);
+      const int steps = blocks * C::strips;
+      for (int t = 0; t < steps; t += 2) {
+        step(even, odd, 0, t + 1 == steps);
+        if (C::strips == 1 && t + 1 == steps) break;
+        step(odd, even, C::strips - 1, t + 2 == steps);
+      }
+    } else {
+      for (int i = 0; i < blocks; ++i) {
+        wait();
 #pragma unroll
-        for (int j = 0; j < C::n / 2; ++j) acc[s][j] += chunk[j];
-        if constexpr (ahead) {
-#pragma unroll
-          for (int j = 0; j < C::k / 16 * 12; ++j) a[0][j / 12][j / 4 % 3][j % 4] = a[1][j / 12][j / 4 % 3][j % 4];
+        for (int s = 0; s < C::strips; ++s) {
+          RawPlanes a;
+          raw_planes<C::a_mn>(a, at() + s * strip_bytes, offset);
+          before();
+          issue_raw(chunk, a, at() + C::a_bytes);
+          after(s == C::strips - 1 && i + 1 == blocks);
+          settle_raw(acc[s], chunk, a);
         }
+        release(ring.stage);
+        ring.step();
       }
     }
   }

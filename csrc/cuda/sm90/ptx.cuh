@@ -251,11 +251,25 @@ __device__ __forceinline__ void pin(float (&d)[n]) {
   for (int i = 0; i < n; ++i) asm volatile("" : "+f"(d[i]));
 }
 
-// The same for A in registers: their values are there before, and nothing takes their place until after.
+// The same for A in registers: their values are there before.
 template <int n>
 __device__ __forceinline__ void pin(uint32_t (&a)[n]) {
 #pragma unroll
   for (int i = 0; i < n; ++i) asm volatile("" : "+r"(a[i]));
+}
+
+// Nothing takes the place of A's registers before this. wgmma reads them until it is waited for, but ptxas has them free as
+// soon as it is issued (measured: wrong sums). What it understands is an instruction that reads them; `never` is false.
+template <int count>
+__device__ __forceinline__ void keep(const uint32_t (&a)[count][4], bool never) {
+  if (__builtin_expect(never, false)) {
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      asm volatile("st.volatile.shared.v4.b32 [%4], {%0, %1, %2, %3};"
+                   ::"r"(a[i][0]), "r"(a[i][1]), "r"(a[i][2]), "r"(a[i][3]), "r"(16 * i)
+                   : "memory");
+    }
+  }
 }
 
 // The accumulators' old values are not needed: the next wgmma overwrites them.
