@@ -73,7 +73,9 @@ def test_every_package_is_installed():
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     listed = set(re.search(r"^packages = \[(.*?)\]", text, re.S | re.M)[1].replace('"', "").replace(",", "").split())
     folders = {path.parent.relative_to(ROOT) for path in (ROOT / "zoo").rglob("*.py")}
-    assert listed == {".".join(folder.parts) for folder in folders} | {"zoo._weights"}
+    elsewhere = dict(re.findall(r'"?([\w.]+)"? = "([^"]+)"', re.search(r"^package-dir = (.*)$", text, re.M)[1]))
+    where = {elsewhere.get(package, package.replace(".", "/")) for package in listed}
+    assert where == {folder.as_posix() for folder in folders} | {"weights"}
 
 
 def test_the_weights_travel_with_the_package(tmp_path):
