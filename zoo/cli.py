@@ -1,4 +1,4 @@
-"""The command line: ``zoo list | info | check | parity | verify | train | publish | sweep | bench | demo | doctor``.
+"""The command line: list, info, check, parity, train, publish, sweep, bench, verify, report, compare, demo, doctor.
 
 Here are the arguments alone. What a command does is in :mod:`zoo.commands`, or in a module of the command's own, and is
 imported when the command runs: torch takes seconds to import, and ``zoo --help`` has no need of it.
@@ -550,6 +550,11 @@ def bench_model(
     deliver(work, as_json=json == "-")
 
 
+HtmlTo = Annotated[
+    str | None, typer.Option("--html", metavar="FILE.html", help="Write one page with everything, for a browser.")
+]
+
+
 @app.command(cls=WithJson)
 def verify(
     target: Annotated[
@@ -559,23 +564,43 @@ def verify(
     kind: Annotated[str, typer.Option("--kind", metavar="KIND", help="linear, layer_norm, conv2d or mlp.")] = "linear",
     against: Annotated[
         str | None,
-        typer.Option(metavar="MODULE:NAME", help="A class to compare with in the place of the stock layer: its twin."),
+        typer.Option(
+            "--against",
+            metavar="MODULE:NAME",
+            help="A class to compare with in the place of the stock layer: its twin.",
+        ),
     ] = None,
     claim: Annotated[
         list[str] | None,
         typer.Option("--claim", metavar="GLOB", help="Claims by name, as 'gradients*'; repeatable. All, unless told."),
     ] = None,
+    models: Annotated[
+        str | None,
+        typer.Option(
+            "--models",
+            metavar="NAME,NAME|none",
+            help="Whole models to try it in, as mlp,resnet18,timm/vit_tiny_patch16_224. Two small ones, unless told.",
+        ),
+    ] = None,
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N.")] = "cpu",
     seed: Annotated[int, typer.Option(help="Of weights and inputs.")] = 0,
     time_limit: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="For one claim.")] = 120,
     memory_limit: Annotated[str, typer.Option(metavar="GiB|none", help="What a worker on the CPU may allocate.")] = "8",
+    timing: Annotated[
+        bool, typer.Option("--timing", help="Time the layer too, beside the stock one, eager and compiled.")
+    ] = False,
+    timing_form: Annotated[
+        str, typer.Option(metavar="FORM", help="quick: 3 fresh processes; full: 5, more blocks and more shapes.")
+    ] = "quick",
     json: JsonTo = None,
+    html: HtmlTo = None,
 ) -> None:
     """Judge a layer claim by claim: pass, fail, refused (a clear error) or untested (why).
 
-    Values and gradients are judged by their error against float64, relative to the stock layer's own. Each claim is
-    checked in a worker process with limits, so that a hang or a crash costs that claim alone. Modules are looked for
-    in the current folder too. Fails where a claim fails, or the values were not judged right.
+    The layer alone, on a GPU with --device cuda, in several processes, and in whole models. Values and gradients are
+    judged by their error against float64, relative to the stock layer's own. Each claim is checked in a worker process
+    with limits, so that a hang or a crash costs that claim alone. Modules are looked for in the current folder too.
+    Fails where a claim fails, the values were not judged right, or a time is SUSPECT; being slower is no failure.
     """
 
     def work() -> Report:
@@ -586,14 +611,49 @@ def verify(
             kind=kind,
             against=against,
             claims=claim or (),
+            models=models,
             device=device,
             seed=seed,
             time_limit=time_limit,
             memory_limit=memory_limit,
+            timing=timing_form if timing else None,
             json=json,
+            html=html,
         )
 
     deliver(work, as_json=json == "-")
+
+
+@app.command()
+def report(
+    file: Annotated[str, typer.Argument(metavar="FILE.json", help="What zoo verify --json wrote.")],
+    out: Annotated[str, typer.Option("--out", "-o", metavar="FILE.html", help="Where the page goes.")],
+    as_json: AsJson = False,
+) -> None:
+    """Make the page of a verdict: one HTML file that needs no network."""
+
+    def work() -> Report:
+        from zoo.commands.page import make
+
+        return make(file, out)
+
+    deliver(work, as_json=as_json)
+
+
+@app.command()
+def compare(
+    before: Annotated[str, typer.Argument(metavar="A.json", help="What zoo verify --json wrote.")],
+    after: Annotated[str, typer.Argument(metavar="B.json", help="The same, later or of another layer.")],
+    as_json: AsJson = False,
+) -> None:
+    """Show what changed between two verdicts: claims, speed, environment. Fails where something got worse."""
+
+    def work() -> Report:
+        from zoo.verify.comparing import compare_files
+
+        return compare_files(before, after)
+
+    deliver(work, as_json=as_json)
 
 
 @app.command()

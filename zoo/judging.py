@@ -27,9 +27,11 @@ Integers and booleans: no more values may differ from the exact ones than do in 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
 import torch
@@ -46,6 +48,7 @@ __all__ = [
     "Measure",
     "exact_dtype",
     "judge",
+    "judged_entries",
     "measure",
     "refusal",
 ]
@@ -171,8 +174,26 @@ def judge(kind: str, custom: Mapping[str, Measure | None], stock: Mapping[str, M
     usable = [m for m in stock.values() if m is not None and (m.dtype.is_floating_point or m.dtype.is_complex)]
     pool = _pool(usable, lambda m: m.error), _pool(usable, lambda m: m.peak_error)
     names = [*stock, *(name for name in custom if name not in stock)]
-    entries = (_judge_one(kind, name, custom.get(name), stock.get(name), pool) for name in names)
-    return tuple(entry for entry in entries if entry is not None)
+    found = (_judge_one(kind, name, custom.get(name), stock.get(name), pool) for name in names)
+    entries = tuple(entry for entry in found if entry is not None)
+    heard = _heard.get()
+    if heard is not None:
+        heard += entries
+    return entries
+
+
+@contextlib.contextmanager
+def judged_entries() -> Iterator[list[Entry]]:
+    """Every entry that :func:`judge` makes inside, in this thread, is in the list too."""
+    entries: list[Entry] = []
+    token = _heard.set(entries)
+    try:
+        yield entries
+    finally:
+        _heard.reset(token)
+
+
+_heard: ContextVar[list[Entry] | None] = ContextVar("heard", default=None)
 
 
 def _judge_one(

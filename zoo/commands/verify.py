@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 
 from zoo.commands.bench import json_file, write_report
 from zoo.commands.output import progress, tell
+from zoo.commands.page import page_file, write_page
 from zoo.preparing import choose_device
-from zoo.verify import VerifyReport, verify
+from zoo.verify import MODELS, VerifyReport, verify
 
 __all__ = ["run"]
 
@@ -22,17 +23,21 @@ def run(
     kind: str,
     against: str | None,
     claims: Sequence[str],
+    models: str | None,
     device: str,
     seed: int,
     time_limit: float,
     memory_limit: str,
+    timing: str | None,
     json: str | None,
+    html: str | None,
 ) -> VerifyReport:
     """Verify a layer. Args: as the command's, see ``zoo verify --help``.
 
     Interrupted, it leaves the report so far in the file, or else on stderr, and passes KeyboardInterrupt on.
     """
     file = None if json in (None, "-") else json_file(json or "")
+    page = None if html is None else page_file(html)
     limit = _bytes(memory_limit)
     if os.getcwd() not in sys.path:  # a console script has its own folder there instead
         sys.path.insert(0, os.getcwd())
@@ -41,14 +46,20 @@ def run(
         words += ["--against", shlex.quote(against)]
     for glob in claims:
         words += ["--claim", shlex.quote(glob)]
+    if models is not None:
+        words += ["--models", shlex.quote(models)]
     words += ["--device", device, "--seed", str(seed), "--time-limit", f"{time_limit:g}"]
     words += ["--memory-limit", memory_limit]
+    if timing is not None:
+        words += ["--timing", *(["--timing-form", timing] if timing != "quick" else [])]
     so_far: list[VerifyReport] = []
 
     def keep(report: VerifyReport) -> None:
         so_far[:] = [report]
         if file is not None:
             write_report(report, file)
+        if page is not None:
+            write_page(report.to_dict(), page)
 
     try:
         with contextlib.ExitStack() as stack:
@@ -71,20 +82,26 @@ def run(
                 against=against,
                 device=choose_device(device),
                 claims=claims or "*",
+                models=MODELS if models is None else _names(models),
                 seed=seed,
                 time_limit=time_limit,
                 memory_limit=limit,
+                timing=timing,
                 command=" ".join(words),
                 progress=track,
                 checkpoint=keep,
             )
     except KeyboardInterrupt:
         if so_far:
-            tell(f"interrupted; what was judged is in {file}" if file else f"interrupted\n{so_far[0]}")
+            kept = file or page
+            tell(f"interrupted; what was judged is in {kept}" if kept else f"interrupted\n{so_far[0]}")
         raise
-    if file is not None:
-        write_report(report, file)
+    keep(report)
     return report
+
+
+def _names(text: str) -> list[str]:
+    return [] if text == "none" else [name for name in map(str.strip, text.split(",")) if name]
 
 
 def _bytes(text: str) -> int | None:

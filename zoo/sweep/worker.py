@@ -70,8 +70,8 @@ class Worker:
         except Ended as end:
             return failed(task, Failure(end.step, str(end)), {"in all": time.monotonic() - begun})
 
-    def ask(self, task: Any, *, time_limit: float) -> Any:
-        """What ``look`` makes of a task; it has the property ``ok``.
+    def ask(self, task: Any, *, time_limit: float, heard: Callable[[str], object] = lambda step: None) -> Any:
+        """What ``look`` makes of a task; it has the property ``ok``. ``heard`` is told each step as it comes.
 
         Raises:
             Ended: nothing came within ``time_limit``, in seconds, or the process ended.
@@ -90,6 +90,7 @@ class Worker:
                         self._stop()
                     return value
                 step = value
+                heard(step)
             message = f"not done after {time_limit:g} s"
         except (EOFError, BrokenPipeError, ConnectionResetError):
             message = self._how_it_ended()
@@ -141,6 +142,7 @@ def _serve(connection: Connection, said: str, look: Look | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, who ends this
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")  # where memory runs out, this is what has to go
+    os.environ["ZOO_WORKER_FOLDER"] = str(Path(said).parent)  # for files that go where this process is killed
     output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (sys.stdout, sys.stderr):
         os.dup2(output, stream.fileno())

@@ -41,6 +41,16 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class TensorError:
+    """How far one tensor is from float64, relatively."""
+
+    name: str
+    error: float
+    stock_error: float
+    limit: float
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What became of one claim."""
 
@@ -51,6 +61,15 @@ class Verdict:
     reason: str = ""
     """Why it did not pass."""
     seconds: float = 0.0
+    error: float | None = None
+    """Relative, against float64, of the tensor that is nearest to its limit or farthest over it; None where the claim
+    compares no values."""
+    stock_error: float | None = None
+    error_limit: float | None = None
+    error_at: str = ""
+    """Which tensor that is."""
+    tensors: tuple[TensorError, ...] = ()
+    """Of a claim about a model, in the order of its modules: the tensors nearest to their limits, or over them."""
 
     @property
     def ok(self) -> bool:

@@ -12,10 +12,11 @@ from rich.text import Text
 from zoo.machine import Machine
 from zoo.tables import TableReport, columns, verdict
 from zoo.verify.outcome import FAIL, PASS, REFUSED, UNTESTED, Verdict
+from zoo.verify.schema import SCHEMA
+from zoo.verify.timing.report import TimingReport
 
 __all__ = ["ESSENTIAL", "SCHEMA", "VerifyReport"]
 
-SCHEMA = 1
 ESSENTIAL = "values"
 """The claim without which nothing is proved: a layer that refuses it is not right."""
 
@@ -24,35 +25,31 @@ _STYLES = {PASS: "green", FAIL: "bold red", REFUSED: "yellow", UNTESTED: "dim"}
 
 @dataclass(frozen=True)
 class VerifyReport(TableReport):
-    """The verdict on every claim.
+    """The verdict on every claim, and on the layer's speed where it was timed.
 
-    As JSON (``schema`` 1): one object with ``ok``, ``schema``; ``target``, ``kind``, ``source_file`` (the name of the
-    file that defines the layer, or null) and ``source_sha256`` (of that file); ``against`` (what it was compared with,
-    or null for the stock layer); the facts of the machine, ``device``, ``driver``, ``torch``, ``cuda``, ``zoo``,
-    ``python``, ``threads``, ``date`` (UTC, when the run began); ``seed``, ``command`` (which reproduces the run),
-    ``complete`` (false where it was cut off); ``counts`` by status; and
-    ``verdicts``, an array of ``claim`` (its name), ``says``, ``status`` ("pass", "fail", "refused", "untested"),
-    ``reason`` (empty for a pass) and ``seconds``. A claim that was not reached is "untested". The schema's number
-    grows when a field goes or changes its meaning; new ones may come at any time.
+    As JSON it is one object; :mod:`zoo.verify.schema` documents every field of it.
     """
 
     target: str
     kind: str
     source_file: str | None
     source_sha256: str | None
+    libraries: dict[str, str]
     machine: Machine
     seed: int
     command: str
     verdicts: tuple[Verdict, ...]
     complete: bool = True
     against: str | None = None
+    timing: TimingReport | None = None
     schema: int = SCHEMA
 
     @property
     def ok(self) -> bool:
-        """Whether the run came to its end, no claim fails, and the values themselves were judged right."""
+        """Whether the run came to its end, no claim fails, the values are right, and no time is to be doubted."""
         essential = [v.status for v in self.verdicts if v.claim == ESSENTIAL]
-        return self.complete and all(v.ok for v in self.verdicts) and set(essential) <= {PASS}
+        timing = self.timing is None or self.timing.ok
+        return self.complete and all(v.ok for v in self.verdicts) and set(essential) <= {PASS} and timing
 
     @property
     def counts(self) -> dict[str, int]:
@@ -64,6 +61,7 @@ class VerifyReport(TableReport):
         """The fields as the class says."""
         data = super().to_dict()
         ok, verdicts, machine = data.pop("ok"), data.pop("verdicts"), data.pop("machine")
+        data["timing"] = None if self.timing is None else self.timing.to_dict()
         return {"ok": ok, "schema": data.pop("schema"), **data, **machine, "counts": self.counts, "verdicts": verdicts}
 
     def __rich__(self) -> RenderableType:
@@ -77,4 +75,5 @@ class VerifyReport(TableReport):
         end += "" if self.complete else "; stopped before its end"
         beside = f", against {self.against}" if self.against else ""
         head = f"{self.target} ({self.kind}{beside}), on {self.machine.device}, seed {self.seed}"
-        return Group(head, table, verdict(self.ok, end))
+        timing = () if self.timing is None else (self.timing,)
+        return Group(head, table, *timing, verdict(self.ok, end))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import inspect
+import sys
 import types
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,8 @@ class Source:
     """The file's name, without its folder."""
     source_sha256: str | None
     """Of the whole file, since a layer is rarely in its class alone."""
+    libraries: dict[str, str] = field(default_factory=dict)
+    """The compiled libraries that may do its work, zoo's own among them: the file's name -> its sha256."""
 
 
 def resolve(target: Any, kind: str = "linear") -> Any:
@@ -115,8 +119,24 @@ def source_of(layer: Any) -> Source:
     """The file that a layer is written in, and its hash."""
     if not isinstance(layer, (type, types.FunctionType)):
         layer = type(layer)
+    libraries = _libraries(layer.__module__)
     try:
         file = Path(inspect.getsourcefile(layer) or "")
-        return Source(file.name, hashlib.sha256(file.read_bytes()).hexdigest())
+        return Source(file.name, hashlib.sha256(file.read_bytes()).hexdigest(), libraries)
     except (TypeError, OSError):
-        return Source(None, None)
+        return Source(None, None, libraries)
+
+
+def _libraries(module: str) -> dict[str, str]:
+    """What torch was told to load, and the extension modules of the layer's package."""
+    package = module.partition(".")[0]
+    files = set(torch.ops.loaded_libraries)
+    for name, loaded in list(sys.modules.items()):
+        file = getattr(loaded, "__file__", None)
+        if name.partition(".")[0] == package != "torch" and file and file.endswith((".so", ".pyd")):
+            files.add(file)
+    found = {}
+    for path in map(Path, sorted(files)):
+        with contextlib.suppress(OSError):
+            found[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found

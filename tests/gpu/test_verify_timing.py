@@ -1,0 +1,142 @@
+"""Timing on a GPU: its clocks, the saboteurs that need one, planted slowdowns, and equals."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+
+from support import timing_saboteurs as saboteurs
+from zoo.bench.cases import Case
+from zoo.verify.timing import clocks, running
+from zoo.verify.timing.clocks import CudaClock, busy_us
+from zoo.verify.timing.judging import FASTER, SAME, SLOWER, SUSPECT
+from zoo.verify.timing.plan import Plan
+from zoo.verify.timing.running import Timer
+
+CUDA = torch.device("cuda")
+CASE = Case("resnet50/fc_b64", 64, 2048, 1000)
+PLAN = Plan("quick", 3, 10, (CASE,), ("float32",), peers=("eager",), passes=("forward",), states=("cold", "warm"))
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Worker processes are this one: starting 40 of them would take minutes. What is patched comes back."""
+    monkeypatch.setattr(running, "Worker", saboteurs.Here)
+    monkeypatch.setattr(torch.cuda.Event, "elapsed_time", torch.cuda.Event.elapsed_time)
+    monkeypatch.setattr(clocks, "_EVENT", clocks._EVENT)
+
+
+def timed(target, plan=PLAN, **options):
+    name = target if isinstance(target, str) else f"support.timing_saboteurs:{target.__name__}"
+    timer = Timer(name, kind="linear", device=CUDA, seed=0, plan=plan, **options)
+    for _ in timer.steps:
+        timer.step()
+    return timer.report()
+
+
+def test_one_call_by_the_clock():
+    clock = CudaClock(CUDA)
+    a, b = (torch.randn(4096, 4096, device=CUDA) for _ in range(2))
+    (a @ b).sum()
+    torch.cuda.synchronize()
+    clock.chill()
+    once = clock.once(lambda: (a @ b,), 0.0)
+    assert once.us > 100 and once.host_us > 0  # 137 GFLOP take over 0.1 ms on any GPU there is
+    assert torch.equal(once.at_return, once.settled)
+    short = clock.once(lambda: (a[:8] * 2,), 100.0)
+    assert short.us < 30  # a launch that the spinning hides
+
+
+def test_cupti_sees_what_a_side_stream_does():
+    x = torch.randn(4096, 4096, device=CUDA)
+    side = torch.cuda.Stream()
+
+    def hidden():
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            y = x @ x
+        y.record_stream(side)
+        return (y,)
+
+    hidden()
+    between, busy = busy_us([lambda: (x @ x,)] * 3, CUDA, 100.0)
+    assert busy == pytest.approx(between, rel=0.3)
+    between, busy = busy_us([hidden] * 3, CUDA, 100.0)
+    assert busy > 2 * between
+
+
+def test_the_stock_layer_against_itself():
+    """In fresh processes, as a user has it."""
+    report = timed(
+        "torch.nn:Linear", replace(PLAN, peers=("eager", "compiled"), passes=("forward", "forward+backward"))
+    )
+    assert report.ok, report
+    for row in report.rows:
+        assert row.speedup is not None, row
+        assert row.peer != "eager" or row.verdict not in (FASTER, SLOWER), row
+        assert row.clocks_us["CUPTI"] > 0 and row.layer_host_us > 0
+        assert 0 < row.roofline_share <= 1 / 0.9
+    assert shutil.which("nvidia-smi") is None or all("clocks.sm" in found for found in report.conditions)
+    assert not any("no third clock" in note for note in report.notes), report.notes
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    "layer",
+    [
+        saboteurs.SideStream,
+        saboteurs.PatchesEvents,
+        saboteurs.Lazy,
+        saboteurs.MemoByShape,
+        saboteurs.ReplaysTheWarmUp,
+        saboteurs.half_precision,
+    ],
+)
+def test_a_saboteur_is_suspect(layer):
+    report = timed(layer)
+    assert {row.verdict for row in report.rows} == {SUSPECT}, report
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("layer", [saboteurs.MemoByPointer, saboteurs.OnceUnderCapture])
+def test_tricks_that_the_schedule_gives_no_chance(layer):
+    assert all(row.verdict != FASTER for row in timed(layer).rows)
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("layer", "against", "expected"),
+    [
+        ("SlowerBy2Percent", "Spins", SLOWER),
+        ("Spins100SlowerBy3Percent", "Spins100", SLOWER),
+        ("Spins", "Spins", SAME),
+    ],
+)
+def test_planted_slowdowns_are_found(layer, against, expected):
+    """2% of about 20 µs and 3% of about 100 µs, on the full form's schedule."""
+    tiny = Case("tiny", 8, 32, 16)
+    plan = replace(PLAN, form="full", processes=5, blocks=40, cases=(tiny,), states=("warm",))
+    (row,) = timed(getattr(saboteurs, layer), plan, against=f"support.timing_saboteurs:{against}").rows
+    assert row.verdict == expected, row
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("here")
+def test_100_comparisons_of_equals():
+    found = Counter()
+    for seed in range(50):
+        timer = Timer("torch.nn:Linear", kind="linear", device=CUDA, seed=seed, plan=PLAN)
+        for _ in timer.steps:
+            timer.step()
+        found.update(row.verdict for row in timer.report().rows)
+    assert sum(found.values()) == 100 and found[SUSPECT] == 0 and found[FASTER] + found[SLOWER] <= 1, found
+    print(found)
+
+
+def test_persisting_lines_are_given_back():
+    reset = clocks._persisting_reset()
+    assert reset is not None and reset() == 0
