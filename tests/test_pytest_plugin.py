@@ -79,6 +79,13 @@ def test_each_verdict_in_pytests_terms(sandbox: pytest.Pytester) -> None:
     )
 
 
+def test_models(sandbox: pytest.Pytester) -> None:
+    options = ["--zoo-layer=brought:right", "--zoo-models=mlp", "--zoo-claim=model-outputs@*", "-v"]
+    result = sandbox.runpytest_subprocess(*options)
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["zoo/brought:right::model-outputs@mlp PASSED*"])
+
+
 def test_strict(sandbox: pytest.Pytester) -> None:
     options = ["--zoo-layer=brought:wrong", "--zoo-claim=no-bias", "--zoo-strict", "-rf"]
     result = sandbox.runpytest_subprocess(*options)
@@ -99,6 +106,7 @@ def test_with_xdist(sandbox: pytest.Pytester) -> None:
     ("options", "text"),
     [
         (["--zoo-layer=brought:right", "--zoo-claim=velues"], "no claim matches 'velues'"),
+        (["--zoo-layer=brought:right", "--zoo-models=mlpp"], "unknown model 'mlpp'"),
         (["--zoo-layer=brought:nobody", "--zoo-claim=values"], "there is no 'nobody'; there are norm, right, wrong"),
     ],
 )

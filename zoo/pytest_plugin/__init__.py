@@ -31,6 +31,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="GLOB",
         help="only claims of such a name, as 'gradients*'; repeatable",
     )
+    group.addoption(
+        "--zoo-models",
+        default="",
+        metavar="NAMES",
+        help="also claims about these models (commas between) with the layer in them",
+    )
     group.addoption("--zoo-device", default="cpu", metavar="DEVICE", help="cpu (default), cuda or cuda:N")
     group.addoption("--zoo-seed", type=int, default=0, metavar="N", help="of weights and inputs; 0 unless told")
     group.addoption(

@@ -35,7 +35,8 @@ class Plugin:
         self._stack = contextlib.ExitStack()
         config.addinivalue_line("markers", "zoo: a claim about a layer (--zoo-layer)")
         try:
-            self.claims = chosen_claims(option("zoo_claim") or "*", option("zoo_kind"))
+            models = [name for name in map(str.strip, option("zoo_models").split(",")) if name]
+            self.claims = chosen_claims(option("zoo_claim") or "*", option("zoo_kind"), models=models)
         except ValueError as error:
             raise pytest.UsageError(str(error)) from None
 
@@ -106,7 +107,9 @@ class ClaimItem(pytest.Item):
 
     def _telling(self, verdict: Verdict) -> str:
         kind, device, seed = self.layer.plugin.options.values()
+        _, at, model = verdict.claim.partition("@")
         command = f"zoo verify {shlex.quote(self.layer.name)} --kind {kind} --claim {verdict.claim}"
+        command += f" --models {model}" if at else ""
         return (
             f"claimed: {self.claim.says}\n{verdict.status}: {verdict.reason}\n"
             f"again: {command} --device {device} --seed {seed}"
