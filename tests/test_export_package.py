@@ -131,6 +131,14 @@ def test_real_weights_name_real_photos(tmp_path: Path, program: Path, lite0_weig
     assert len(files) == 5 and right >= 4, f"{right} of {len(files)}"
 
 
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="there is no cmake; python -m pip install cmake")
+def test_a_build_without_torch_says_how_to_name_it(tmp_path: Path) -> None:
+    command = ["cmake", "-S", str(EXAMPLES / "cpp"), "-B", str(tmp_path), f"-DTORCH_HOME={tmp_path}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "is not the folder of a torch >= 2.10" in " ".join(done.stderr.split())
+
+
 def test_a_model_without_zoos_layers_is_refused(tmp_path: Path, example: ModuleType) -> None:
     photo = example.photo_model("mlp", zoo.create("mlp").eval(), None).eval()
     pixels = torch.zeros(40, 50, 3, dtype=torch.uint8)

@@ -14,7 +14,7 @@ import pytest
 import zoo
 
 LINE = re.compile(r"/\*[0-9a-f]+\*/\s+(?:@!?U?P\d+ +)?(\S+)\s*(.*?);")
-ISSUE = re.compile(r"R(\d+), R(\d+), gdesc")  # accumulators, A
+ISSUE = re.compile(r"HGMMA\.64x(\d+)x16\S* R(\d+), R(\d+), gdesc")  # columns, accumulators, A
 READS_ONLY = ("ST", "BAR", "BRA", "R2UR", "SYNCS", "RED")
 
 
@@ -32,11 +32,10 @@ def overwritten(code: Iterable[str]) -> Iterator[tuple[str, int, list[str]]]:
             continue
         instruction, operands = match.groups()
         if instruction.startswith("HGMMA"):
-            if issue := ISSUE.match(operands):
+            if issue := ISSUE.match(f"{instruction} {operands}"):
                 count += 1
-                first, a = int(issue[1]), int(issue[2])
-                width = int(instruction.split("64x")[1].split("x")[0])
-                sums |= set(range(first, first + width // 2))
+                columns, first, a = map(int, issue.groups())
+                sums |= set(range(first, first + columns // 2))
                 busy |= set(range(a, a + 4))
         elif instruction.startswith("WARPGROUP.DEPBAR"):
             busy, sums = set(), set()

@@ -68,6 +68,7 @@ def test_each_verdict_in_pytests_terms(sandbox: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(
         [
             "zoo: 5 claims about brought:wrong (linear, on cpu, seed 0)",
+            "collected 6 items / 1 deselected / 5 selected",
             "fail: its process ended with exit code 3",
             "again: zoo verify brought:wrong --kind linear --claim values --device cpu --seed 0",
             "claimed: a NaN comes through in its own row, and nowhere else",

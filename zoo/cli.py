@@ -564,11 +564,23 @@ def verify(
     kind: Annotated[str, typer.Option("--kind", metavar="KIND", help="linear, layer_norm, conv2d or mlp.")] = "linear",
     against: Annotated[
         str | None,
-        typer.Option(metavar="MODULE:NAME", help="A class to compare with in the place of the stock layer: its twin."),
+        typer.Option(
+            "--against",
+            metavar="MODULE:NAME",
+            help="A class to compare with in the place of the stock layer: its twin.",
+        ),
     ] = None,
     claim: Annotated[
         list[str] | None,
         typer.Option("--claim", metavar="GLOB", help="Claims by name, as 'gradients*'; repeatable. All, unless told."),
+    ] = None,
+    models: Annotated[
+        str | None,
+        typer.Option(
+            "--models",
+            metavar="NAME,NAME|none",
+            help="Whole models to try it in, as mlp,resnet18,timm/vit_tiny_patch16_224. Two small ones, unless told.",
+        ),
     ] = None,
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N.")] = "cpu",
     seed: Annotated[int, typer.Option(help="Of weights and inputs.")] = 0,
@@ -585,10 +597,10 @@ def verify(
 ) -> None:
     """Judge a layer claim by claim: pass, fail, refused (a clear error) or untested (why).
 
-    Values and gradients are judged by their error against float64, relative to the stock layer's own. Each claim is
-    checked in a worker process with limits, so that a hang or a crash costs that claim alone. Modules are looked for
-    in the current folder too. Fails where a claim fails, the values were not judged right, or a time is SUSPECT; being
-    slower is no failure.
+    The layer alone, on a GPU with --device cuda, in several processes, and in whole models. Values and gradients are
+    judged by their error against float64, relative to the stock layer's own. Each claim is checked in a worker process
+    with limits, so that a hang or a crash costs that claim alone. Modules are looked for in the current folder too.
+    Fails where a claim fails, the values were not judged right, or a time is SUSPECT; being slower is no failure.
     """
 
     def work() -> Report:
@@ -599,6 +611,7 @@ def verify(
             kind=kind,
             against=against,
             claims=claim or (),
+            models=models,
             device=device,
             seed=seed,
             time_limit=time_limit,

@@ -152,12 +152,18 @@ def measure(value: Tensor, exact: Tensor) -> Measure:
         wrong, size = float((value != exact).sum()), float(value.numel())
         return Measure(shape, dtype, wrong, wrong, size, size, size)
     exact = exact.to(exact_dtype(dtype))
-    fault = _fault("the float64 reference", exact) or _fault("", value)
-    if fault:
-        return replace(nothing, fault=fault)
-    off = value.to(exact.dtype) - exact
-    (norm, peak, _), (exact_norm, exact_peak, sample) = _sizes(off), _sizes(exact)
-    return Measure(shape, dtype, norm, peak, exact_norm, exact_peak, sample)
+    if value.numel() == 0:
+        return Measure(shape, dtype, 0.0, 0.0, 0.0, 0.0, 0.0)
+    # one question to the device: each costs a wait, and a model has hundreds of tensors
+    sizes = torch.stack([*_sizes(value.to(exact.dtype) - exact), *_sizes(exact)]).tolist()
+    if not all(map(math.isfinite, sizes)):
+        fault = _fault("the float64 reference", exact) or _fault("", value)
+        if fault:
+            return replace(nothing, fault=fault)
+    peak, norm, _, exact_peak, exact_norm, exact_norm4 = sizes
+    # 3 makes normally distributed values count as what they are.
+    sample = min(value.numel(), 3 * (exact_norm / exact_norm4) ** 4) if exact_norm4 else 0.0
+    return Measure(shape, dtype, peak * norm, peak, exact_peak * exact_norm, exact_peak, sample)
 
 
 def judge(kind: str, custom: Mapping[str, Measure | None], stock: Mapping[str, Measure | None]) -> tuple[Entry, ...]:
@@ -281,18 +287,12 @@ def _fault(whose: str, tensor: Tensor) -> str:
     return f"{whose}: {text}; choose inputs for which it is finite" if whose else text
 
 
-def _sizes(tensor: Tensor) -> tuple[float, float, float]:
-    """Euclidean norm, largest magnitude, and how many values carry the norm; scaled, so that no power overflows."""
-    if tensor.numel() == 0:
-        return 0.0, 0.0, 0.0
+def _sizes(tensor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The largest magnitude, and the 2- and the 4-norm of all divided by it, so that no power overflows."""
     magnitudes = tensor.abs()
-    peak = float(magnitudes.max())
-    if peak == 0.0:
-        return 0.0, 0.0, 0.0
-    magnitudes /= peak
-    norm, norm4 = (float(torch.linalg.vector_norm(magnitudes, order)) for order in (2, 4))
-    # 3 makes normally distributed values count as what they are.
-    return peak * norm, peak, min(tensor.numel(), 3 * (norm / norm4) ** 4)
+    peak = magnitudes.max()
+    magnitudes /= torch.where(peak > 0, peak, 1.0)
+    return peak, torch.linalg.vector_norm(magnitudes, 2), torch.linalg.vector_norm(magnitudes, 4)
 
 
 def _dense(tensor: Tensor) -> Tensor:

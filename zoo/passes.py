@@ -24,6 +24,7 @@ __all__ = [
     "all_tensors",
     "jittered",
     "named_tensors",
+    "private_copy",
     "snapshot",
     "twin_of",
     "with_values",
@@ -82,7 +83,7 @@ class Pass:
         def prepared(path: Any, value: Any) -> Any:
             if not isinstance(value, Tensor):
                 return value
-            value = _private(value)
+            value = private_copy(value)
             if not (value.is_floating_point() or value.is_complex()):
                 return value
             if self.dtype is not None:
@@ -287,7 +288,7 @@ def jittered(tensor: Tensor, generator: torch.Generator, rounding: float) -> Ten
     return (tensor.detach() * noise.to(tensor.device)).to(tensor.dtype)
 
 
-def _private(tensor: Tensor) -> Tensor:
+def private_copy(tensor: Tensor) -> Tensor:
     """A copy with the same strides, overlapping ones included."""
     tensor = tensor.detach()
     if tensor.layout is not torch.strided or tensor.numel() == 0:

@@ -16,7 +16,7 @@ __device__ __forceinline__ Acc activate(Acc x, Act act) {
     case Act::relu: return x < Acc(0) ? Acc(0) : x;  // false for NaN, which stays
     case Act::gelu:
       if constexpr (std::is_same_v<Acc, float>) return gelu_erf<true>(x);
-      else return x * normcdf(x);
+      else return Acc(0.5) * x * (Acc(1) + erf(x * Acc(0.7071067811865476)));
     case Act::gelu_tanh: {
       const Acc c = Acc(0.7978845608028654), a = Acc(0.044715);
       return Acc(0.5) * x * (Acc(1) + tanh(c * (x + a * x * x * x)));
@@ -35,7 +35,7 @@ __device__ __forceinline__ Acc derivative(Acc x, Act act) {
     case Act::gelu: {
       if constexpr (std::is_same_v<Acc, float>) return gelu_derivative<true>(x);
       const Acc density = Acc(0.3989422804014327) * exp(Acc(-0.5) * x * x);
-      return normcdf(x) + x * density;
+      return Acc(0.5) * (Acc(1) + erf(x * Acc(0.7071067811865476))) + x * density;
     }
     case Act::gelu_tanh: {
       const Acc c = Acc(0.7978845608028654), a = Acc(0.044715);

@@ -378,16 +378,14 @@ bool run_backward(const Backward& b, const Tensor& like, const Launch& launch) {
   const Query turned_query = may_turn ? query_of(turned, type, launch) : Query{};
   const Choice turned_choice = may_turn ? choice_of(turned_query) : Choice{};
   const bool turn = turned_choice.raw_a && turned_query.a.mn_major() && turned_choice.microseconds < dw_choice.microseconds;
-  if (f32 && ((b.input_grad && !takes_planes(dx_choice)) || (b.weight_grad && !turn && !takes_planes(dw_choice)) ||
-              !(b.input_grad || b.weight_grad))) {
-    return false;
-  }
+  const bool products = b.input_grad || b.weight_grad, changed = b.act != Act::none;
+  const bool in_planes = f32 && products && (!b.input_grad || takes_planes(dx_choice)) &&
+                         (!b.weight_grad || turn || takes_planes(dw_choice));
 
   sm90::GradientPass pass = gradient_pass_of(b, type);
   pass.sums = b.bias_grad;
-  const bool products = b.input_grad || b.weight_grad, changed = b.act != Act::none;
   std::optional<Tensor> out, partial, arrivals;
-  if (f32) {
+  if (in_planes) {
     sm90::Planes& p = pass.planes;
     p.rows = pass.M;
     p.cols = pass.N;
@@ -399,7 +397,7 @@ bool run_backward(const Backward& b, const Tensor& like, const Launch& launch) {
     p.planes = out->mutable_data_ptr();
     p.flags = reinterpret_cast<int32_t*>(static_cast<char*>(p.planes) + plane_bytes(p));
   } else if (products && changed) {
-    out = bytes(like, b.M * ld * 2);
+    out = bytes(like, b.M * ld * element_bytes(type));
     pass.out = out->mutable_data_ptr();
   }
   if (b.bias_grad) {
@@ -412,8 +410,8 @@ bool run_backward(const Backward& b, const Tensor& like, const Launch& launch) {
       zero(pass.arrivals, counters, launch.stream);
     }
   }
-  if (f32 || changed || b.bias_grad) sm90::gradient_pass(pass, launch.stream);
-  if (!f32) {
+  if (in_planes || changed || b.bias_grad) sm90::gradient_pass(pass, launch.stream);
+  if (!in_planes) {
     if (changed) dx.a.data = dw.a.data = pass.out;
     if (b.input_grad) run_product(dx, like, launch);
     if (b.weight_grad) run_product(dw, like, launch);

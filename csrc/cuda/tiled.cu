@@ -5,6 +5,7 @@
 
 #include "activation.cuh"
 #include "types.cuh"
+#include "wide.cuh"
 
 namespace zoo::cuda {
 namespace {
@@ -119,6 +120,26 @@ __global__ void bias_and_activation_kernel(
   }
 }
 
+// The same by whole packs: rows of `columns` packs, all of them aligned.
+template <typename T>
+__global__ void __launch_bounds__(256) bias_and_activation_packs_kernel(
+    const T* z, const T* bias, T* z_out, T* y, uint32_t packs, uint32_t columns, Act act) {
+  using Acc = typename Accumulator<T>::type;
+  constexpr int wide = Pack<T>::wide;
+  for (uint64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < packs; i += gridDim.x * blockDim.x) {
+    Pack<T> in;
+    memcpy(&in, __builtin_assume_aligned(z + i * wide, 16), 16);  // not load_pack: y may be z
+    const Pack<T> b = bias ? load_pack<false>(bias + static_cast<uint32_t>(i) % columns * wide) : zero_pack<T>();
+    Acc v[wide];
+#pragma unroll
+    for (int j = 0; j < wide; ++j) v[j] = element(in, j) + element(b, j);
+    if (z_out) store_pack(z_out + i * wide, narrow_pack<T, 16>(v));
+#pragma unroll
+    for (int j = 0; j < wide; ++j) v[j] = activate<Acc>(v[j], act);
+    store_pack(y + i * wide, narrow_pack<T, 16>(v));
+  }
+}
+
 template <typename T>
 __global__ void activation_grad_kernel(const T* grad, const T* saved, T* out, int64_t count, Act act) {
   using Acc = typename Accumulator<T>::type;
@@ -191,6 +212,15 @@ void bias_and_activation(
   if (count == 0) return;
   with_type(type, [&](auto element) {
     using T = decltype(element);
+    const int wide = Pack<T>::wide;
+    const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
+    if (N % wide == 0 && count / wide <= UINT32_MAX && aligned(z) && aligned(bias) && aligned(z_out) && aligned(y)) {
+      bias_and_activation_packs_kernel<T>
+          <<<pass_blocks(count / wide, 256), 256, 0, static_cast<cudaStream_t>(stream)>>>(
+              static_cast<const T*>(z), static_cast<const T*>(bias), static_cast<T*>(z_out), static_cast<T*>(y),
+              static_cast<uint32_t>(count / wide), static_cast<uint32_t>(N / wide), act);
+      return;
+    }
     bias_and_activation_kernel<T><<<pass_blocks(count, 256), 256, 0, static_cast<cudaStream_t>(stream)>>>(
         static_cast<const T*>(z), static_cast<const T*>(bias), static_cast<T*>(z_out), static_cast<T*>(y), count, N, act);
   });

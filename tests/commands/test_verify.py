@@ -65,10 +65,20 @@ def test_a_right_layer_is_0_and_a_wrong_one_1(folder: Path) -> None:
     assert "FAIL values: (64, 784)->256 output: error" in " ".join(result.stderr.split())
 
 
+def test_in_a_model(folder: Path) -> None:
+    result = run("brought_layers:no_bias", "--claim", "model-outputs*", "--models", "mlp", "--json")
+    data = json.loads(result.stdout)
+    assert result.exit_code == 1 and " --models mlp " in data["command"]
+    assert [(v["claim"], v["status"]) for v in data["verdicts"]] == [("build", "pass"), ("model-outputs@mlp", "fail")]
+    assert "the first layer to part is 0: error" in data["verdicts"][1]["reason"]
+
+
 def test_errors_are_told_before_anything_runs(folder: Path) -> None:
     for arguments, text in (
         (["brought_layers:wrong"], "there is no 'wrong'; there are no_bias, right"),
         (["zoo", "--claim", "x"], "no claim matches 'x'"),
+        (["zoo", "--models", "mlp,resnet81", "--claim", "model-runs*"], "unknown model 'resnet81'"),
+        (["zoo", "--models", "none", "--claim", "model-*"], "no claim matches 'model-*'"),
         (["zoo", "--kind", "layer_norm"], "unknown layer_norm layer 'zoo'"),
         (["zoo", "--kind", "norm"], "unknown kind of layer 'norm'; known: conv2d, layer_norm, linear, mlp"),
         (["zoo", "--json", "verdict.txt"], "expected a file named *.json"),

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
 import zoo
 from zoo.data import image_folder, top1
+from zoo.layers import Linear
+from zoo.verify.running import claim_named, judge_claim
+from zoo.verify.subject import Subject
 
 NAME = "timm/tf_efficientnet_lite0"
 
@@ -62,3 +65,18 @@ def test_logits_are_within_the_rule(models: dict[str, nn.Module], photographs: D
     report = zoo.parity(models["custom"], models["stock"], images)
     assert report.ok and not report.weights_differ, report
     assert report.worst.shape == (20, 1000)
+
+
+@pytest.mark.usefixtures("lite0_weights", "photo_folder")
+def test_verify_judges_by_them() -> None:
+    claim = claim_named(f"model-top-1@{NAME}")
+    verdict = judge_claim(claim, Subject(Linear))
+    assert verdict.status == "pass", verdict
+    verdict = judge_claim(claim, Subject(_one_class_less))
+    assert verdict.status == "fail" and "18 of the stock model's" in verdict.reason
+
+
+def _one_class_less(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The third image's class is never named."""
+    output = nn.functional.linear(input, weight, bias)
+    return output.index_fill(-1, output[2].argmax(), float(output.min()))

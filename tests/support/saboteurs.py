@@ -377,6 +377,18 @@ class CachesTransposed(nn.Linear):
         return output if self.bias is None else output + self.bias
 
 
+@caught_by("reused-memory")
+class CachesByVersion(nn.Linear):
+    """Keeps its last output for as long as the input's address and version are what they were."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        key = (input.data_ptr(), input._version, input.shape, self.weight._version)
+        kept = self.__dict__.get("kept")
+        if kept is None or kept[0] != key or torch.is_grad_enabled():
+            kept = self.__dict__["kept"] = (key, F.linear(input, self.weight, self.bias))
+        return kept[1]
+
+
 @caught_by("own-output")
 class ReusesBuffer(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:

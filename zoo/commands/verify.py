@@ -12,7 +12,7 @@ from zoo.commands.bench import json_file, write_report
 from zoo.commands.output import progress, tell
 from zoo.commands.page import page_file, write_page
 from zoo.preparing import choose_device
-from zoo.verify import VerifyReport, verify
+from zoo.verify import MODELS, VerifyReport, verify
 
 __all__ = ["run"]
 
@@ -23,6 +23,7 @@ def run(
     kind: str,
     against: str | None,
     claims: Sequence[str],
+    models: str | None,
     device: str,
     seed: int,
     time_limit: float,
@@ -45,6 +46,8 @@ def run(
         words += ["--against", shlex.quote(against)]
     for glob in claims:
         words += ["--claim", shlex.quote(glob)]
+    if models is not None:
+        words += ["--models", shlex.quote(models)]
     words += ["--device", device, "--seed", str(seed), "--time-limit", f"{time_limit:g}"]
     words += ["--memory-limit", memory_limit]
     if timing is not None:
@@ -79,6 +82,7 @@ def run(
                 against=against,
                 device=choose_device(device),
                 claims=claims or "*",
+                models=MODELS if models is None else _names(models),
                 seed=seed,
                 time_limit=time_limit,
                 memory_limit=limit,
@@ -94,6 +98,10 @@ def run(
         raise
     keep(report)
     return report
+
+
+def _names(text: str) -> list[str]:
+    return [] if text == "none" else [name for name in map(str.strip, text.split(",")) if name]
 
 
 def _bytes(text: str) -> int | None:

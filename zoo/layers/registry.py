@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ __all__ = [
     "kind_of",
     "list_layers",
     "register_layer",
+    "registered",
     "stock_kind",
     "stock_of",
 ]
@@ -131,6 +133,25 @@ def get_layer(kind: str, name: str) -> Any:
             f"{kind} layer", name, list_layers(kind), remedy=f'register one with @zoo.register_layer("{kind}", ...)'
         )
     return _layers[kind, name]
+
+
+@contextlib.contextmanager
+def registered(kind: str, layer: Any) -> Iterator[str]:
+    """The name of a registered layer; inside, one that is not registered has a name for the time.
+
+    Raises:
+        ValueError: as :func:`register_layer`.
+    """
+    known = next((name for (k, name), held in _layers.items() if k == kind and held is layer), None)
+    if known is not None:
+        yield known
+        return
+    name = f"{getattr(layer, '__qualname__', 'layer')} under test"
+    register_layer(kind, name)(layer)
+    try:
+        yield name
+    finally:
+        del _layers[kind, name]
 
 
 def _register_new(kind: str, name: str, layer: Any) -> None:

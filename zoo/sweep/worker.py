@@ -142,6 +142,7 @@ def _serve(connection: Connection, said: str, look: Look | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, who ends this
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")  # where memory runs out, this is what has to go
+    os.environ["ZOO_WORKER_FOLDER"] = str(Path(said).parent)  # for files that go where this process is killed
     output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (sys.stdout, sys.stderr):
         os.dup2(output, stream.fileno())

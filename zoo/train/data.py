@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy
 import torch
 from timm.data.transforms_factory import create_transform
 from torch import Tensor, nn
@@ -203,8 +204,10 @@ class GreyImages(Images):
         return len(self.labels)
 
     def __getitems__(self, keys: Sequence[Key]) -> Batch:
-        chosen = torch.tensor([index for _, index in keys], device=self.labels.device)
-        return Batch(_brought(self.images[chosen], self.side, self.channels), self.labels[chosen], [])
+        chosen = torch.from_numpy(numpy.array([index for _, index in keys])).to(self.labels.device)
+        # a fraction of the time of images[chosen]
+        images, labels = (tensor.index_select(0, chosen) for tensor in (self.images, self.labels))
+        return Batch(_brought(images, self.side, self.channels), labels, [])
 
 
 def _brought(images: Tensor, side: int | None, channels: int) -> Tensor:

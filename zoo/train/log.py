@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from zoo.tensor_files import replacing
 
@@ -18,6 +18,7 @@ class Log:
 
     def __init__(self, path: Path, *, keep: int) -> None:
         self.path = path
+        self._file: TextIO | None = None
         kept = [line for line in read_log(path) if line["step"] <= keep] if path.exists() else []
         with replacing(path) as temporary:
             temporary.write_text("".join(_line(line) for line in kept), encoding="utf-8")
@@ -25,8 +26,10 @@ class Log:
     def write(self, event: str, step: int, fields: Mapping[str, Any]) -> None:
         """Append a line. OSError, naming the file, where it cannot be written."""
         try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(_line({"event": event, "step": step, **fields}))
+            if self._file is None:
+                self._file = self.path.open("a", encoding="utf-8")
+            self._file.write(_line({"event": event, "step": step, **fields}))
+            self._file.flush()
         except OSError as error:
             raise OSError(f"{self.path}: a line could not be written: {error}") from error
 

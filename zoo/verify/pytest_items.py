@@ -48,7 +48,9 @@ class Plugin:
     def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
         for target in self.targets:
             layer = Layer.from_parent(session, name=target, nodeid=f"zoo/{target}", plugin=self)
-            items += [ClaimItem.from_parent(layer, name=claim.name, claim=claim) for claim in self.claims]
+            made: list[Any] = [ClaimItem.from_parent(layer, name=claim.name, claim=claim) for claim in self.claims]
+            items += made
+            session.ihook.pytest_collectreport(report=pytest.CollectReport(layer.nodeid, "passed", None, made))
 
     @functools.cache  # noqa: B019 - as long as the session
     def judge(self, target: str) -> Callable[[str], Verdict]:

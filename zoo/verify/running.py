@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from zoo import registry
 from zoo.judging import Entry, judged_entries
 from zoo.layers.kinds import kind_of
 from zoo.machine import examine as examine_machine
 from zoo.sweep.worker import Ended, Worker
 from zoo.verify.claims import CLAIMS
+from zoo.verify.claims.models import MODELS, claims_of, named
 from zoo.verify.kinds import EVERY
 from zoo.verify.outcome import FAIL, PASS, UNTESTED, Claim, TensorError, Verdict, outcome_of
 from zoo.verify.report import VerifyReport
@@ -84,6 +86,7 @@ def verify(
     kind: str = "linear",
     against: Any = None,
     device: str | torch.device | None = None,
+    models: str | Iterable[str] = MODELS,
     claims: str | Iterable[str] = "*",
     seed: int = 0,
     isolate: bool = True,
@@ -106,6 +109,7 @@ def verify(
             layer that approximates is wrong beside the stock layer; whether it is a right approximation shows beside
             its twin, which does the same in plain operators.
         device: where to run; the CPU unless told.
+        models: names of :func:`zoo.list_models` that the layer is tried in too, each with claims of its own.
         claims: globs over the names of claims.
         seed: of weights and inputs; each claim has a stream of its own, so that one alone gives the same values.
         isolate: judge each claim in a worker process, so that a hang, a crash or an exit costs that claim alone. The
@@ -120,9 +124,9 @@ def verify(
         checkpoint: called with the report so far after each of them.
 
     Raises:
-        ValueError: an unknown kind, target or claim; a target that cannot be sent to the worker.
+        ValueError: an unknown kind, target, model or claim; a target that cannot be sent to the worker.
     """
-    chosen = chosen_claims(claims, kind)
+    chosen = chosen_claims(claims, kind, models=models)
     where = torch.device(device or "cpu")
     if not time_limit > 0:
         raise ValueError(f"time_limit={time_limit!r}: expected more than 0 seconds")
@@ -189,19 +193,31 @@ def judging(
         yield lambda claim: failed.get(claim) or judge(replace(task, claim=claim))
 
 
-def chosen_claims(globs: str | Iterable[str] = "*", kind: str = "linear") -> list[Claim]:
-    """The claims about a kind that match any of the globs, in the table's order, and ``build`` before all.
+def chosen_claims(
+    globs: str | Iterable[str] = "*", kind: str = "linear", *, models: str | Iterable[str] = ()
+) -> list[Claim]:
+    """The claims about a kind that match any of the globs, in the table's order: ``build`` first, those of models last.
 
-    ValueError for no kind, or a glob that matches none.
+    ValueError for no kind, a glob that matches none, and for a model that there is not.
     """
     kind_of(kind)
-    table = [claim for claim in _TABLE if kind in claim.kinds]
     globs = [globs] if isinstance(globs, str) else list(globs)
+    names = list(dict.fromkeys([models] if isinstance(models, str) else models))
+    table = [c for c in (*_TABLE, *(claim for name in names for claim in claims_of(name))) if kind in c.kinds]
     for glob in globs:
         if not any(fnmatch.fnmatchcase(claim.name, glob) for claim in table):
             of = "" if kind == "linear" else f" about {kind} layers"
             raise ValueError(f"no claim{of} matches {glob!r}; there are {', '.join(claim.name for claim in table)}")
-    return [c for c in table if c.name == BUILD or any(fnmatch.fnmatchcase(c.name, glob) for glob in globs)]
+    chosen = [c for c in table if c.name == BUILD or any(fnmatch.fnmatchcase(c.name, glob) for glob in globs)]
+    for name in names:
+        if any(claim.name.endswith(f"@{name}") for claim in chosen):  # to know timm's names takes seconds
+            registry.resolve(name)
+    return chosen
+
+
+def claim_named(name: str | None) -> Claim:
+    """The claim of that name, one about a model too."""
+    return next((c for c in _TABLE if c.name == name), None) or (named(name) if name else None) or _BUILD
 
 
 def look(task: Task, note: Callable[[str], object] = lambda step: None) -> Verdict | Found:
@@ -216,10 +232,10 @@ def look(task: Task, note: Callable[[str], object] = lambda step: None) -> Verdi
             return Found(Source(None, None), refusal=str(error))
         except Exception as error:  # of the module that defines it
             return _verdict(_BUILD, FAIL, f"it could not be imported: {type(error).__name__}: {error}")
-    claim = next(c for c in _TABLE if c.name == task.claim)
+    claim = claim_named(task.claim)
     note(claim.name)
     layer = resolve(task.target, task.kind)
-    subject = Subject(layer, torch.device(task.device), kind=task.kind, against=_against(task))
+    subject = Subject(layer, torch.device(task.device), kind=task.kind, against=_against(task), target=task.target)
     return judge_claim(claim, subject, seed=task.seed)
 
 
@@ -252,6 +268,8 @@ def judge_claim(claim: Claim, subject: Subject, *, seed: int = 0) -> Verdict:
 
 def _with_error(verdict: Verdict, entries: Sequence[Entry]) -> Verdict:
     comparable = [entry for entry in entries if entry.comparable and math.isfinite(entry.limit)]
+    if verdict.status == PASS:  # what was over its limit was looked at again, with more evidence
+        comparable = [entry for entry in comparable if entry.ok]
     if not comparable:
         return verdict
     ranked = sorted(comparable, key=lambda entry: -entry.excess)
@@ -288,8 +306,7 @@ def _isolated(targets: tuple[Any, ...], time_limit: float) -> Iterator[Judge]:
             try:
                 return worker.ask(task, time_limit=time_limit)
             except Ended as error:
-                claim = next((c for c in _TABLE if c.name == task.claim), _BUILD)
-                return _verdict(claim, FAIL, str(error), time.monotonic() - begun)
+                return _verdict(claim_named(task.claim), FAIL, str(error), time.monotonic() - begun)
 
         yield judge
 

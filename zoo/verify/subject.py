@@ -23,13 +23,25 @@ from zoo.verify.kinds import Suite, suite_of
 from zoo.verify.outcome import REFUSED, Broken, Refused, Untested, outcome_of
 from zoo.verify.target import build
 
-__all__ = ["ALL", "Case", "Subject", "double_of", "evaluate", "judged", "parameter_of", "saying"]
+__all__ = [
+    "ALL",
+    "Case",
+    "Subject",
+    "double_of",
+    "evaluate",
+    "hold",
+    "judged",
+    "measures",
+    "parameter_of",
+    "saying",
+]
 
 ALL = ("input", "weight", "bias")
 """What has a gradient in a Linear, a LayerNorm and a Conv2d; of any kind it is ``subject.suite.all``."""
 FLOAT64_SLACK = 4.0  # as zoo.parity allows where the models are float64 themselves
 
 Tensors = Mapping[str, "Tensor | None"]
+Measures = Mapping[str, "Measure | None"]
 
 
 Evaluate = Callable[[nn.Module, Case], Tensors]
@@ -46,6 +58,8 @@ class Subject:
     kind: str = "linear"
     against: Any = None
     """A class to compare it with in the place of the kind's stock layer, and built as that is."""
+    target: Any = None
+    """What it was found by, where that was a name: other processes find it so too."""
 
     @functools.cached_property
     def suite(self) -> Suite:
@@ -141,14 +155,14 @@ class Subject:
                 status, reason = outcome_of(error)
                 (refused if status == REFUSED else broken).append(f"{case.name}: {reason}")
                 continue
-            found = _measures(case.name, stocks, exact, least=self._single(run, whole, stock))
+            found = measures(case.name, stocks, exact, least=self._single(run, whole, stock))
             if any(m is not None and m.fault for m in found.values()):
                 overflown.append(case.name)
                 continue
-            got.update(_measures(case.name, values, exact))
+            got.update(measures(case.name, values, exact))
             if case.conditioned:
                 rounded = (exactly or run)(copy.deepcopy(stock).double(), _rounded(whole))
-                found = _at_least(found, _measures(case.name, rounded, exact))
+                found = _at_least(found, measures(case.name, rounded, exact))
             want.update(found)
         broken += [saying(entry) for entry in judge("value", got, want) if not entry.ok]
         if broken:
@@ -217,8 +231,12 @@ def double_of(stock: nn.Module, x: Tensor) -> Tensor:
 
 def judged(got: Tensors, stock: Tensors, exact: Tensors) -> None:
     """Judge tensors that were computed by other means. Raises :class:`Broken`."""
-    entries = judge("value", _measures("", got, exact), _measures("", stock, exact))
-    broken = [saying(entry) for entry in entries if not entry.ok]
+    hold(measures("", got, exact), measures("", stock, exact))
+
+
+def hold(got: Measures, stock: Measures) -> None:
+    """Judge errors that were measured. Raises :class:`Broken`."""
+    broken = [saying(entry) for entry in judge("value", got, stock) if not entry.ok]
     if broken:
         raise Broken(_some(broken))
 
@@ -229,21 +247,22 @@ def saying(entry: Entry) -> str:
     return f"{entry.name}: {entry.reason}{stock}"
 
 
-def _measures(case: str, values: Tensors, exact: Tensors, least: Tensors | None = None) -> dict[str, Measure | None]:
-    measures: dict[str, Measure | None] = {}
-    for name in values.keys() | exact.keys():
+def measures(case: str, values: Tensors, exact: Tensors, least: Tensors | None = None) -> dict[str, Measure | None]:
+    """The errors of what :func:`evaluate` gave, by the case and the tensor's name."""
+    found_all: dict[str, Measure | None] = {}
+    for name in dict.fromkeys((*exact, *values)):
         value, right = values.get(name), exact.get(name)
         key = f"{case} {name}".strip()
         if value is None or right is None:
-            measures[key] = None if value is None else measure(value, value.double())
+            found_all[key] = None if value is None else measure(value, value.double())
             continue
         found = measure(value, right)
         low = None if least is None else least.get(name)
         if low is not None:
             scale = FLOAT64_SLACK * torch.finfo(torch.float64).eps / torch.finfo(low.dtype).eps
             found = found.at_least(measure(low, right).scaled(scale, found.dtype))
-        measures[key] = found
-    return dict(sorted(measures.items()))
+        found_all[key] = found
+    return found_all
 
 
 def _at_least(found: dict[str, Measure | None], other: dict[str, Measure | None]) -> dict[str, Measure | None]:

@@ -82,7 +82,7 @@ struct Config {
   static constexpr int bias_bytes = workers * n * sizeof(Out);
   static constexpr int shared_bytes = 1024 + stages * stage_bytes + staging_bytes + bias_bytes + 384;
   static_assert(!grad || (alone && planes == 1));
-  static_assert(!raw || (planes == 3 && k == kRawDepth && promote == k));
+  static_assert(!raw || (planes == 3 && k == kRawDepth && promote == k && !alone));
   static_assert(worker_m % 64 == 0 && n % 32 == 0 && k % 16 == 0 && stages <= 14);
   static_assert(shared_bytes <= 227 * 1024, "a block has 227 KiB");
 };
@@ -309,9 +309,10 @@ struct Kernel {
 
   using RawPlanes = uint32_t[C::k / 16][3][4];
 
-  // The products of one strip of a stage, into `chunk`.
+  // The six products of one strip of a stage, into `chunk`.
   static __device__ __forceinline__ void issue_raw(float (&chunk)[C::n / 2], RawPlanes& a, uint32_t b) {
-    pin_planes(a);
+#pragma unroll
+    for (int i = 0; i < C::k / 16 * 3; ++i) ptx::pin(a[i / 3][i % 3]);
     ptx::forget(chunk);
     ptx::wgmma_fence();
 #pragma unroll
@@ -325,6 +326,7 @@ struct Kernel {
     ptx::wgmma_commit();
   }
 
+  // They are done: `a` and `chunk` may be written again.
   __device__ __forceinline__ void settle_raw(float (&sums)[C::n / 2], float (&chunk)[C::n / 2], const RawPlanes& a) {
     ptx::pin(chunk);
     ptx::wgmma_wait<0>();
@@ -335,8 +337,8 @@ struct Kernel {
     for (int j = 0; j < C::n / 2; ++j) sums[j] += chunk[j];
   }
 
-  // The same with A split on the way, a strip after the other. While one worker reads, splits and adds, the other's products
-  // run; where registers allow it, a worker's own do, too: two sets of A's registers then, in turn.
+  // multiply_planes with A split on the way, a strip after the other. While one worker reads, splits and adds, the other's
+  // products run; where registers allow it, a worker's own do, too: two sets of A's registers then, in turn.
   __device__ __forceinline__ void multiply_raw(
       Accumulators& acc, Ring<C::stages>& ring, int blocks, int row, int worker) {
     constexpr bool ahead = C::strips * C::n / 2 + C::n / 2 + 2 * 24 <= 200;
@@ -346,26 +348,20 @@ struct Kernel {
     const uint32_t offset = row * kRawLine + raw_offset<C::a_mn>();
     const auto at = [&] { return stages + ring.stage * C::stage_bytes; };
     const auto wait = [&] { ptx::barrier_wait(full + 8 * ring.stage, ring.phase); };
-    const auto before = [&] {
-      if constexpr (!C::alone) ptx::named_sync(1 + worker, 256);
-    };
-    const auto after = [&](bool last) {
-      if constexpr (!C::alone) ptx::named_arrive(1 + (worker + 1) % C::workers, 256);
-      else if (last) turn_end(worker);
-    };
+    const auto before = [&] { ptx::named_sync(1 + worker, 256); };
+    const auto after = [&] { ptx::named_arrive(1 + (worker + 1) % C::workers, 256); };
 #pragma unroll
     for (int s = 0; s < C::strips; ++s) {
 #pragma unroll
       for (int j = 0; j < C::n / 2; ++j) acc[s][j] = 0.f;
     }
-    turn_begin(worker);
     if constexpr (ahead) {
       RawPlanes even, odd;
       // `a` is multiplied while `next` is read
       const auto step = [&](RawPlanes& a, RawPlanes& next, int s, bool last) {
         before();
         issue_raw(chunk, a, at() + C::a_bytes);
-        after(last);
+        after();
         const int stage = ring.stage;
         const bool ends_stage = s == C::strips - 1;
         if (ends_stage) ring.step();
@@ -393,18 +389,13 @@ struct Kernel {
           raw_planes<C::a_mn>(a, at() + s * strip_bytes, offset);
           before();
           issue_raw(chunk, a, at() + C::a_bytes);
-          after(s == C::strips - 1 && i + 1 == blocks);
+          after();
           settle_raw(acc[s], chunk, a);
         }
         release(ring.stage);
         ring.step();
       }
     }
-  }
-
-  static __device__ __forceinline__ void pin_planes(uint32_t (&a)[C::k / 16][3][4]) {
-#pragma unroll
-    for (int i = 0; i < C::k / 16 * 3; ++i) ptx::pin(a[i / 3][i % 3]);
   }
 
   // A piece of a spread tile: left for whoever comes last, who adds them up, always in the same order. True for that one.

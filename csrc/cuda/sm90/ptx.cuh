@@ -336,8 +336,10 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a_tile, uint64
 
 template <int N, bool b_mn>
 __device__ __forceinline__ void wgmma_registers(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b_tile, int add) {
-  static_assert(N == 96 || N == 128 || N == 192);
-  if constexpr (N == 96) {
+  static_assert(N == 64 || N == 96 || N == 128 || N == 192);
+  if constexpr (N == 64) {
+    ZOO_WGMMA_REGISTERS("m64n64k16", ZOO_NAMES_0, "32", "33", "34", "35", "36", "37", "38", ZOO_32(d, 0));
+  } else if constexpr (N == 96) {
     ZOO_WGMMA_REGISTERS("m64n96k16", ZOO_NAMES_0 ZOO_NAMES_1_HALF, "48", "49", "50", "51", "52", "53", "54", ZOO_32(d, 0),
                         ZOO_16(d, 32));
   } else if constexpr (N == 128) {

@@ -1,6 +1,6 @@
 """The table of claims, in the order in which they are judged."""
 
-from zoo.verify.claims import execution, gradients, module, transforms, values
+from zoo.verify.claims import cuda, execution, gradients, module, processes, transforms, values
 from zoo.verify.outcome import Claim
 
 __all__ = ["CLAIMS"]
@@ -11,4 +11,6 @@ CLAIMS: tuple[Claim, ...] = (
     *execution.CLAIMS,
     *module.CLAIMS,
     *transforms.CLAIMS,
+    *cuda.CLAIMS,
+    *processes.CLAIMS,
 )

@@ -65,6 +65,20 @@ def new_values(s: Subject) -> None:
         right(f"a new Parameter took the {name}'s place")
 
 
+def reused_memory(s: Subject) -> None:
+    """New tensors, none of which was ever written to, where another one lay before."""
+    custom, stock = s.pair()
+    memory = torch.empty_like(s.input(64))
+    got, want, exact = {}, {}, {}
+    with torch.no_grad():
+        for number in range(3):
+            memory.copy_(s.input(64))
+            x = memory.data
+            name = f"output for tensor {number} at one address"
+            got[name], want[name], exact[name] = custom(x), stock(x), double_of(stock, x)
+    judged(got, want, exact)
+
+
 def _owner(module: nn.Module, name: str) -> Any:
     return next(m for m in module.modules() if name in m._parameters)
 
@@ -174,6 +188,7 @@ def threads(s: Subject) -> None:
 CLAIMS = (
     Claim("determinism", "equal inputs give equal bits, forward and backward", deterministic, EVERY),
     Claim("new-values", "new values at the same pointers, and new weights, give new results", new_values, EVERY),
+    Claim("reused-memory", "a new tensor at an address that was used before is read anew", reused_memory, EVERY),
     Claim("own-output", "results stay as they are when the layer is called again", own_output, EVERY),
     Claim("inputs-untouched", "input, weights and the incoming gradient are not written to", untouched, EVERY),
     Claim("global-state", "torch's global settings and random state stay as they are", global_state, EVERY),
