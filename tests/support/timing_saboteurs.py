@@ -29,7 +29,7 @@ def caught(reason: str) -> Any:
 _true_clock = time.perf_counter_ns
 
 
-@caught("clocks disagree")
+@caught("stands still")
 class StopsTheClock(nn.Linear):
     """Patches every timer that it finds bound in a module, so that no time passes in its own forward."""
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -36,6 +38,7 @@ def recorded(
     between: float = 0.002,
     spikes: float = 0.05,
     hidden: float = 0.0,
+    stopped: float = 0.0,
     cpu: float = 1.0,
     us: float = 20.0,
 ) -> list[list[Block]]:
@@ -46,6 +49,7 @@ def recorded(
         noise, between: standard deviations of a block's log-time, and of what a process adds to it.
         spikes: how many blocks are disturbed, by 30% on average.
         hidden: microseconds of the layer that its clock does not see.
+        stopped: those during which the worker's clock stands still.
         cpu: the layer's processor time, in units of its time.
     """
     rng, found = random.Random(seed), []
@@ -59,7 +63,9 @@ def recorded(
                 true = us * math.exp(common + own + rng.gauss(0, noise) + spike + slower * (name == "layer"))
                 shown = true - hidden * (name == "layer")
                 share = cpu if name == "layer" else 1.0
-                samples[name] = Sample(shown, true + 150 + rng.gauss(0, 8), shown * share)
+                wall = true + 150 + rng.gauss(0, 8)
+                unseen = stopped * (name == "layer")
+                samples[name] = Sample(shown - unseen, wall, shown * share, wall - 5 - unseen - rng.expovariate(1))
             process.append(samples)
         found.append(process)
     return found
@@ -103,6 +109,9 @@ def test_a_fooled_clock_is_suspect() -> None:
     found = judged(recorded(0, hidden=15.0))
     assert found.verdict == SUSPECT and found.speedup.value > 3
     assert "µs a call more than with its peer pass outside the clock" in found.reason
+    assert "stands still" not in found.reason
+    found = judged(recorded(0, stopped=15.0))
+    assert found.verdict == SUSPECT and re.search(r"stands still for 1[34]\.\d µs", found.reason)
     # the machine's own overhead of 150 µs a call is no reason, nor is a layer that is honestly fast
     assert judged(recorded(0, slower=-1.0)).verdict == FASTER
     # one that sees a tenth of what passes is caught by the processor's time too
@@ -118,7 +127,7 @@ def test_a_saving_that_the_parents_clock_cannot_confirm_is_not_told() -> None:
     for process in blocks:  # a machine on which the parent is woken late, by milliseconds
         for block in process:
             for name, sample in block.items():
-                block[name] = Sample(sample.us, sample.wall_us + rng.expovariate(1 / 500), sample.cpu_us)  # type: ignore[index]
+                block[name] = replace(sample, wall_us=sample.wall_us + rng.expovariate(1 / 500))  # type: ignore[index]
     found = judged(blocks)
     assert (found.verdict, "too unsteady to confirm" in found.reason) == (INCONCLUSIVE, True)
     assert judged(blocks, device_us={"layer": (12.0, 12.0), "eager": (20.0, 20.0)}).verdict == FASTER
@@ -170,7 +179,7 @@ def test_outliers_are_left_out_blindly() -> None:
     assert kept([5.0] * 4) == [True] * 4
     # a block is out for what it took as a whole, and then for all contestants
     blocks = recorded(0, spikes=0.0, blocks=20)
-    blocks[2][7] = {name: Sample(s.us * 5, s.wall_us, s.cpu_us) for name, s in blocks[2][7].items()}
+    blocks[2][7] = {name: replace(s, us=s.us * 5) for name, s in blocks[2][7].items()}
     found = judged(blocks)
     assert (found.blocks, found.dropped) == (99, 1)
 

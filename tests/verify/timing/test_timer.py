@@ -27,7 +27,6 @@ from zoo.verify.timing.running import Timer
 CPU = torch.device("cpu")
 CASE = Case("small", 64, 256, 128)
 PLAN = Plan("quick", 3, 4, (CASE,), ("float32",), peers=("eager",), passes=("forward",), states=("warm",))
-LONGER = replace(PLAN, processes=5, cases=(Case("larger", 256, 512, 512),))
 
 
 @pytest.fixture
@@ -49,18 +48,11 @@ def timed(target: Any, plan_: Plan = PLAN, **options: Any) -> TimingReport:
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("layer", saboteurs.CAUGHT, ids=lambda layer: layer.__name__)
 def test_a_saboteur_of_timing_is_suspect(layer: Any) -> None:
-    report = timed(layer, LONGER if layer is saboteurs.StopsTheClock else PLAN)
+    report = timed(layer)
     assert not report.ok
     (row,) = report.rows
     assert row.verdict == SUSPECT, row
     assert any(words in row.reason for words in saboteurs.CAUGHT[layer].split("|")), row.reason
-
-
-@pytest.mark.usefixtures("here")
-def test_a_short_call_behind_a_stopped_clock_is_not_called_faster() -> None:
-    (row,) = timed(saboteurs.StopsTheClock).rows
-    assert row.speedup is not None and row.speedup > 3
-    assert row.verdict in (SUSPECT, INCONCLUSIVE), row  # by how busy the machine is
 
 
 @pytest.mark.usefixtures("here")

@@ -62,6 +62,8 @@ class Run:
     us: float
     cpu_us: float
     host_us: float
+    run_us: float
+    """From begin to end by the worker's clock, all that surrounds the calls with them."""
 
 
 @dataclass
@@ -228,10 +230,12 @@ class _Contest:
         with torch.set_grad_enabled(self.m.backward):
             self._clock.wait()
             note(BEGIN)
+            began = self._clock.now_us()
             for x, grad in inputs:
                 self._prepare(x, grad)
                 done.append(self._clock.once(functools.partial(self._call, name, x, grad), self._spin_us[name]))
             settled = [once.settled if once.settled is not None else fingerprint(once.outputs) for once in done]
+            run_us = (self._clock.now_us() - began) / self.m.calls
             note(END)
         moved = sum(not torch.equal(once.at_return, after) for once, after in zip(done, settled, strict=True))
         self._moved[name] = self._moved.get(name, 0) + moved
@@ -240,8 +244,12 @@ class _Contest:
             if odd is not None:
                 self._types[name] = odd
         self._spin_us[name] = 2 * max(once.host_us for once in done)
-        means = (self._clock.middle([getattr(once, key) for once in done]) for key in ("us", "cpu_us", "host_us"))
-        return Run(name, *means), [(x, grad, once) for (x, grad), once in zip(inputs, done, strict=True)]
+        us, cpu_us, host_us = (
+            self._clock.middle([getattr(once, key) for once in done]) for key in ("us", "cpu_us", "host_us")
+        )
+        return Run(name, us, cpu_us, host_us, run_us), [
+            (x, grad, once) for (x, grad), once in zip(inputs, done, strict=True)
+        ]
 
     def check(self, name: str, x: Tensor, grad: Tensor | None, once: Once) -> None:
         """Measure what a timed call returned against float64."""

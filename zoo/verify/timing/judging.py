@@ -52,6 +52,8 @@ class Sample:
     """By the parent's clock, with all that surrounds a call."""
     cpu_us: float
     """Processor time of the worker, all threads."""
+    run_us: float
+    """What the worker's own clock shows for all that the parent's has."""
 
 
 Block = Mapping[str, Sample]
@@ -105,6 +107,7 @@ def compared(
     found = bootstrap(ratios, seed=seed)
     doubts = [wrong] if wrong else []
     doubts += _hidden(used, layer, peer, equals, seed)
+    doubts += _stopped(used, layer, peer)
     if threads is not None:
         doubts += _impossible(used, layer, threads)
     if roofline_us is not None:
@@ -146,6 +149,15 @@ def _outside(recorded: Recorded, name: str) -> list[list[float]]:
     return [[block[name].wall_us - block[name].us for block in blocks] for blocks in recorded]
 
 
+def _unseen(recorded: Recorded, name: str) -> list[list[float]]:
+    """The parent's clock less the worker's, of the same span: what the message between them takes."""
+    return [[block[name].wall_us - block[name].run_us for block in blocks] for blocks in recorded]
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    return sorted(values)[round(share * (len(values) - 1))]
+
+
 def _middle(recorded: Recorded, name: str) -> float:
     times = sorted(t for blocks in _times(recorded, name) for t in blocks)
     return times[len(times) // 2]
@@ -163,6 +175,20 @@ def _hidden(recorded: Recorded, layer: str, peer: str, equals: tuple[str, str], 
             f"clocks disagree: with the layer {more.value:.1f} µs a call more than with its peer pass outside the "
             f"clock (at least {surely:.1f}), which shows {own:.1f} µs"
         ]
+    return []
+
+
+def _stopped(recorded: Recorded, layer: str, peer: str) -> list[str]:
+    """Time that the worker's clock does not show and the parent's does, of the very same span.
+
+    But for that, they are apart by what a message takes, which is never too short: quartiles tell, in each process.
+    """
+    least = min(
+        _quantile(mine, 0.25) - _quantile(others, 0.75)
+        for mine, others in zip(_unseen(recorded, layer), _unseen(recorded, peer), strict=True)
+    )
+    if least > HIDDEN * _middle(recorded, peer):
+        return [f"clocks disagree: the worker's own stands still for {least:.1f} µs a call of the layer"]
     return []
 
 

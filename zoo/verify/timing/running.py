@@ -208,6 +208,9 @@ class Timer:
         return least * 1e6
 
 
+_TIMES = ("us", "wall_us", "cpu_us", "run_us")
+
+
 def _blocks(found: Measured, heard: Iterator[float]) -> Iterator[Block]:
     """The runs of each contestant in a block as one sample."""
     names = list(dict.fromkeys(run.contestant for run in found.runs))
@@ -215,9 +218,9 @@ def _blocks(found: Measured, heard: Iterator[float]) -> Iterator[Block]:
     for start in range(0, len(found.runs), 2 * len(names)):
         parts: dict[str, list[Sample]] = {}
         for run in found.runs[start : start + 2 * len(names)]:
-            parts.setdefault(run.contestant, []).append(Sample(run.us, next(heard) / calls, run.cpu_us))
+            parts.setdefault(run.contestant, []).append(Sample(run.us, next(heard) / calls, run.cpu_us, run.run_us))
         yield {
-            name: Sample(*(statistics.fmean(getattr(s, key) for s in two) for key in ("us", "wall_us", "cpu_us")))
+            name: Sample(*(statistics.fmean(getattr(s, key) for s in two) for key in _TIMES))
             for name, two in parts.items()
         }
 
