@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from support.dying import SERVER
 
-SECONDS = 120
+SECONDS = 300
 
 
 def run_on(ranks: int, function: Callable[..., Any], *args: Any, gpus: bool = False) -> list[Any]:
