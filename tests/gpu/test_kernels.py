@@ -24,7 +24,7 @@ LIMITS = {torch.float64: 1e-14, torch.float32: 2.5e-7, torch.float16: 6e-4, torc
 BF16 = [f"wgmma:{config}:{spread}" for config in (0, 1, 2, 4, 5) for spread in (0, 1)]
 F16 = [f"wgmma:{config}:{spread}" for config in (0, 1) for spread in (0, 1)]
 SPLIT = [f"split6:{config}:{spread}" for config in (0, 1, 3, 6) for spread in (0, 1)]
-RAW = [f"split6:{config}:{spread}" for config in (8, 9, 10, 11, 13) for spread in (0, 1)]  # A split in registers
+RAW = [f"split6:{config}:{spread}" for config in (8, 9, 10, 11) for spread in (0, 1)]  # A split in registers
 SMALL = ["small", *(f"small:{blocks}" for blocks in (1, 2, 4, 8))]
 FORCED = [
     *((kernel, torch.bfloat16) for kernel in [*BF16, *SMALL, "mma", "cublas"]),

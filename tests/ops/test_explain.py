@@ -177,7 +177,7 @@ def test_thin_float32_products_split_a_in_registers():
 
 
 def test_forcing_a_split_in_registers():
-    tiles = {8: "128x192 tiles", 9: "128x128 tiles", 10: "256x96 tiles", 11: "128x96 tiles", 13: "128x64 tiles"}
+    tiles = {8: "128x192 tiles", 9: "128x128 tiles", 10: "256x96 tiles", 11: "128x96 tiles"}
     for number, tile in tiles.items():
         assert query(forced=f"split6:{number}:0")[1] == f"{tile}, a split in registers"
         with pytest.raises(RuntimeError, match=f"split6:{number} cannot.*in rows of whole 16 bytes, along M only with"):

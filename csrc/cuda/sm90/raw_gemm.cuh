@@ -14,7 +14,6 @@ void raw_layout(const Problem& p, cudaStream_t stream) {
     case 9: return launch<Config<T, 3, 128, 128, 32, a_mn, b_mn, 2, false, 4, 32, false, true>>(p, stream);
     case 10: return launch<Config<T, 3, 256, 96, 32, a_mn, b_mn, 2, false, 3, 32, false, true>>(p, stream);
     case 11: return launch<Config<T, 3, 128, 96, 32, a_mn, b_mn, 2, false, 4, 32, false, true>>(p, stream);
-    case 13: return launch<Config<T, 3, 128, 64, 32, a_mn, b_mn, 2, false, 5, 32, false, true>>(p, stream);
   }
   no_such(p);
 }
