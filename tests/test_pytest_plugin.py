@@ -18,6 +18,7 @@ else:
 pytest_plugins = ["pytester"]
 
 PACKAGE = Path(zoo.__file__).parent
+ROOT = Path(__file__).parent.parent
 LAYERS = """
 import os
 import torch.nn.functional as F
@@ -47,10 +48,10 @@ def sandbox(pytester: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.Monke
     info = site / "layer_zoo-0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: layer-zoo\nVersion: 0\n", encoding="utf-8")
-    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     ((name, module),) = project["project"]["entry-points"]["pytest11"].items()
     (info / "entry_points.txt").write_text(f"[pytest11]\n{name} = {module}\n", encoding="utf-8")
-    (site / module).symlink_to(PACKAGE.parent / project["tool"]["setuptools"]["package-dir"][module])
+    (site / module).symlink_to(ROOT / project["tool"]["setuptools"]["package-dir"][module])
     paths = [str(site), str(PACKAGE.parent), str(pytester.path), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "")

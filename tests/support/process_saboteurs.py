@@ -111,3 +111,9 @@ def hangs_in_rank_0(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
     while _rank() == 0:
         time.sleep(0.01)
     return F.linear(input, weight, bias)
+
+
+def refuses_in_rank_1(s: Any, rank: int) -> None:
+    """No layer but a claim's check."""
+    if rank == 1:
+        raise NotImplementedError("rank 1 is not supported")

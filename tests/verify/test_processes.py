@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import zoo
 from support import honest
-from support.process_saboteurs import IN_RANKS, ends_in_rank_1, hangs_in_rank_0
+from support.process_saboteurs import IN_RANKS, ends_in_rank_1, hangs_in_rank_0, refuses_in_rank_1
 from zoo.layers import Linear
 from zoo.verify import ranks
 from zoo.verify.claims.processes import CLAIMS
@@ -81,13 +81,22 @@ def test_a_layer_that_no_process_finds_is_untested() -> None:
     assert found.status == UNTESTED and "cannot be sent to other processes" in found.reason
 
 
-def _leaves_the_group(s: Subject, rank: int) -> None:
-    if rank == 1:
-        raise NotImplementedError("rank 1 is not supported")
+def _nowhere(s: Subject, rank: int) -> None:
+    """In this file, which other processes do not find."""
+
+
+def test_a_check_that_no_process_finds_is_untested() -> None:
+    claim = Claim("some", "", lambda s: ranks.judge_in_ranks(_nowhere, s))
+    found = judge_claim(claim, Subject(nn.Linear))
+    assert found.status in (UNTESTED, PASS), (
+        found
+    )  # found where Python was started with this folder's parent on its path
+    assert found.status == PASS or "other processes do not find it" in found.reason
+    assert verdict(honest.addmm, "ddp").status == PASS
 
 
 def test_what_one_rank_says_counts() -> None:
-    claim = Claim("some", "", lambda s: ranks.judge_in_ranks(_leaves_the_group, s))
+    claim = Claim("some", "", lambda s: ranks.judge_in_ranks(refuses_in_rank_1, s))
     found = judge_claim(claim, Subject(nn.Linear))
     assert (found.status, found.reason) == (REFUSED, "rank 1: NotImplementedError: rank 1 is not supported")
 
@@ -121,4 +130,4 @@ def test_they_are_untested_where_there_are_too_few_gpus(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     subject = Subject(nn.Linear, torch.device("cuda"))
     with pytest.raises(Untested, match="needs 2 GPUs; there is 1"):
-        ranks.judge_in_ranks(_leaves_the_group, subject)
+        ranks.judge_in_ranks(refuses_in_rank_1, subject)

@@ -186,7 +186,12 @@ def serve(descriptor: int) -> None:
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         connection.send("ready")
         while True:
-            connection.send(_judged(connection.recv()))
+            try:
+                job = connection.recv()
+            except (ImportError, AttributeError) as error:  # by name, from a module that is not on this one's path
+                connection.send((UNTESTED, f"what it runs is in a module, and other processes do not find it: {error}"))
+                continue
+            connection.send(_judged(job))
 
 
 def _judged(job: _Job) -> tuple[str, str]:
