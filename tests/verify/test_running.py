@@ -148,6 +148,13 @@ def test_ok_needs_all() -> None:
     assert not replace(report, verdicts=(*report.verdicts, Verdict("x", "", FAIL, "wrong"))).ok
 
 
+@pytest.mark.parametrize("claim", ["ddp", "fsdp", "model-outputs@mlp", "model-sgd@mlp", "model-captured@mlp"])
+def test_what_is_compared_with_the_stock_layer_alone_is_untested_beside_a_twin(claim: str) -> None:
+    report = zoo.verify(honest.Sliced, against=nn.Linear, claims=(claim,), models=("mlp",), isolate=False)
+    (found,) = (v for v in report.verdicts if v.claim == claim)
+    assert found.status == UNTESTED and "it is compared with a twin" in found.reason, found
+
+
 def test_against_a_twin() -> None:
     report = zoo.verify(honest.Sliced, against=nn.Linear, claims=("values", "gradients"), isolate=False)
     assert report.ok and report.against == "torch.nn.modules.linear:Linear"

@@ -78,6 +78,8 @@ def judge_in_ranks(check: Check, s: Subject) -> None:
         Broken: in some rank the claim does not hold; or a rank died, or was not done in time.
         Refused, Untested: what a rank said; or there are too few GPUs, or the layer cannot be sent to a process.
     """
+    if s.against is not None:
+        raise Untested("it is compared with a twin, and what the ranks are compared with is the stock layer")
     if os.name != "posix" or not dist.is_available():
         raise Untested("torch.distributed, or the pipes that ranks are told by, are not there on this system")
     if s.device.type == "cuda" and torch.cuda.device_count() < SIZE:
