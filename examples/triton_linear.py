@@ -7,7 +7,7 @@ One kernel computes `x @ weight.T + bias` for operands of any strides, with the 
 the backward uses the same kernel for both of its products. The verdict is made by
 
     cd examples
-    TRITON_INTERPRET=1 zoo verify triton_linear:triton_linear --json results/verify/triton_linear-cpu.json
+    TRITON_INTERPRET=1 zoo verify triton_linear:triton_linear --models none --json results/verify/triton_linear-cpu.json
     zoo verify triton_linear:triton_linear --device cuda --json results/verify/triton_linear-cuda.json
 
 It was not written for zoo: this is what one has who follows Triton's tutorial on matrix products and makes an operator
