@@ -132,6 +132,19 @@ def test_computed_parameters_take_the_common_way(device):
     assert w.grad.dtype == torch.float32
 
 
+def test_a_parameter_of_a_class_of_its_own_takes_the_common_way(device):
+    """As a sharded or a quantized one, which is cast by its own rules."""
+
+    class Own(nn.Parameter):
+        pass
+
+    mine, _, (w, b) = layer("linear", device)
+    x = torch.randn(40, 16, device=device, requires_grad=True)
+    with torch.autocast(device, dtype=torch.bfloat16), Operators() as seen:
+        mine(x, Own(w.detach()), b).sum().backward()
+    assert "zoo.linear.default" in seen.names and "zoo.linear_cast.default" not in seen.names
+
+
 def test_outside_training_nothing_changes(device):
     mine, _, parameters = layer("gelu", device)
     x = torch.randn(40, 16, device=device)
@@ -155,3 +168,37 @@ def test_clear_refusals(device):
         cast(x[:, :8].half(), w.detach(), b, "none", False)
     with pytest.raises(RuntimeError, match=r"zoo::mlp_cast: weight2 must be float32, got"):
         torch.ops.zoo.mlp_cast(x.half(), w.detach(), b, w.half().detach().T, None, "gelu", False)
+
+
+@pytest.mark.parametrize("where", ["here", "meta"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
+def test_wide_gradients_are_of_parameters_alone(device, dtype, where):
+    """Of sizes that fill no pack of eight; the same values as the narrow ones."""
+    place = device if where == "here" else "meta"
+    x, w, g, h, w2 = (
+        torch.randn(*s, device=device).to(dtype).to(place) for s in ((9, 13), (7, 13), (9, 7), (9, 5), (5, 7))
+    )
+    wide_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    backward, of_mlp = torch.ops.zoo.linear_backward, torch.ops.zoo.mlp_backward
+    for op, args, parameters in (
+        (backward, (g, None, x, w, "none", True, True, True), (1, 2)),
+        (of_mlp, (h, g, g, x, w, w2, "relu", True, True, True, True, True), (1, 2, 3, 4)),
+    ):
+        for i, (narrow, wide) in enumerate(zip(op(*args), op(*args, True), strict=True)):
+            assert narrow.dtype == dtype and wide.dtype == (wide_dtype if i in parameters else dtype)
+            assert narrow.shape == wide.shape
+            if where == "here":
+                assert torch.equal(wide, narrow.to(wide.dtype))
+
+
+def test_what_is_cast_is_rounded_as_torch_rounds(device):
+    """Sizes that fill no pack of eight, strides that are not dense, and no bias."""
+    x, w, b = torch.randn(9, 13, device=device).bfloat16(), torch.randn(13, 7, device=device).t(), None
+    y, _, low = torch.ops.zoo.linear_cast(x, w, b, "none", False)
+    assert torch.equal(low, w.bfloat16()) and low.is_contiguous()
+    assert torch.equal(y, ops.linear(x, low))
+    w2, b2 = torch.randn(5, 7, device=device), torch.randn(5, device=device)
+    y, hidden, _, *lows = torch.ops.zoo.mlp_cast(x, w, b, w2, b2, "relu", True)
+    assert torch.equal(lows[0], low) and torch.equal(lows[1], w2.bfloat16())
+    assert torch.equal(hidden, ops.linear(x, low, activation="relu"))
+    assert torch.equal(y, ops.linear(hidden, lows[1], b2.bfloat16()))

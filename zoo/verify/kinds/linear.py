@@ -14,7 +14,7 @@ from zoo.verify.kinds.suite import NO_BIAS, Cases, Suite, WithFunction
 if TYPE_CHECKING:
     from zoo.verify.subject import Subject
 
-__all__ = ["LINEAR", "Functional"]
+__all__ = ["LINEAR", "Functional", "wrong_inputs"]
 
 
 class Functional(WithFunction, nn.Linear):
@@ -114,7 +114,8 @@ def _compile(s: Subject) -> list[Case]:
     return [Case(f"{shape}->48", s.randn(*shape), 48, gradients=s.suite.all) for shape in shapes]
 
 
-def _wrong(s: Subject) -> list[tuple[str, Tensor]]:
+def wrong_inputs(s: Subject) -> list[tuple[str, Tensor]]:
+    """What a layer of 96 features must refuse, with what is wrong of it."""
     return [
         ("95 features instead of 96", s.randn(8, 95)),
         ("192 features instead of 96", s.randn(8, 192)),
@@ -150,5 +151,5 @@ LINEAR = Suite(
     sizes_of=lambda case: (case.input.shape[-1], case.size),
     shape_of=lambda case: (*case.input.shape[:-1], case.size),
     cases=_CASES,
-    wrong=_wrong,
+    wrong=wrong_inputs,
 )

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from zoo.layers.kinds import call_of
 from zoo.verify.case import Case
+from zoo.verify.kinds.linear import wrong_inputs
 from zoo.verify.kinds.suite import NO_BIAS, Cases, Suite, WithFunction
 
 if TYPE_CHECKING:
@@ -124,15 +125,6 @@ def _compile(s: Subject) -> list[Case]:
     return [Case(f"{shape}->64->48", s.randn(*shape), (64, 48, "gelu"), gradients=s.suite.all) for shape in shapes]
 
 
-def _wrong(s: Subject) -> list[tuple[str, Tensor]]:
-    return [
-        ("95 features instead of 96", s.randn(8, 95)),
-        ("192 features instead of 96", s.randn(8, 192)),
-        ("float64 instead of float32", s.randn(8, 96).double()),
-        ("integers", torch.ones(8, 96, dtype=torch.int64, device=s.device)),
-    ]
-
-
 _CASES: Mapping[str, Cases] = {
     "values": _values,
     "edge-shapes": _edges,
@@ -159,5 +151,5 @@ MLP = Suite(
     sizes_of=lambda case: (case.input.shape[-1], *case.size),
     shape_of=lambda case: (*case.input.shape[:-1], case.size[1]),
     cases=_CASES,
-    wrong=_wrong,
+    wrong=wrong_inputs,
 )
