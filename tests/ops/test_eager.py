@@ -233,6 +233,25 @@ def test_gradients_that_are_mapped(device, kind, activation):
             torch.testing.assert_close(got[i], want)
 
 
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+def test_parameters_are_cast_once_an_autocast(device, kind):
+    """As torch's own layers do where no gradient is asked for; what changes in between is seen by the next one."""
+    run, _ = by(kind, "relu")
+    args = layer(device, kind)
+    with torch.no_grad():
+        with torch.autocast(device, torch.bfloat16), torch.profiler.profile() as first:
+            y = run(*args)
+            again = run(*args)
+        with torch.autocast(device, torch.bfloat16, cache_enabled=False), torch.profiler.profile() as uncached:
+            assert torch.equal(run(*args), y) and torch.equal(run(*args), y)
+        args[1].mul_(2)
+        with torch.autocast(device, torch.bfloat16):
+            changed = run(*args)
+    assert torch.equal(y, again) and not torch.equal(y, changed)
+    casts = [sum(e.count for e in p.key_averages() if e.key == "aten::_to_copy") for p in (first, uncached)]
+    assert casts == [len(args) + 1, 2 * len(args)]  # the input, a leaf here, is not kept
+
+
 def test_inference_mode(device):
     args = layer(device, "mlp")
     with torch.inference_mode():
