@@ -111,7 +111,7 @@ def joined(device: str) -> Iterator[Ranks]:
         return
     size = int(os.environ["WORLD_SIZE"]) if owns else dist.get_world_size()
     place = choose_device(device) if size == 1 else _device_of_rank(device)
-    if place.type == "cuda":
+    if place.index is not None:
         torch.cuda.set_device(place)  # or NCCL would make a context on the first GPU
     if owns and size > 1:
         on_gpu = place.type == "cuda"
