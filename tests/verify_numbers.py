@@ -295,26 +295,35 @@ def _timer(layer: str, place: torch.device, seed: int, plan: Plan, against: str 
 
 def _answers(left: list[Unit], jobs: int, until: float) -> Iterator[tuple[Unit, list[str]]]:
     """The units with what each gave, as they come; none is begun when the time is over."""
-    rest = iter(left)
-    while True:
+    rest, over = iter(left), False
+    while not over:
         waiting: dict[Any, Unit] = {}
-        with concurrent.futures.ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-            broken = False
-            while not broken:
+        lost: list[Unit] = []
+        with _pool(jobs) as pool:
+            while not lost:
                 while len(waiting) < jobs and time.monotonic() < until and (unit := next(rest, None)) is not None:
                     waiting[pool.submit(found_by, unit)] = unit
-                if not waiting:
-                    return
+                if over := not waiting:
+                    break
                 done, _ = concurrent.futures.wait(waiting, return_when=concurrent.futures.FIRST_COMPLETED)
                 for future in done:
-                    error = future.exception()
-                    broken = broken or isinstance(error, BrokenProcessPool)
-                    yield (
-                        waiting.pop(future),
-                        future.result() if error is None else [f"{type(error).__name__}: {error}"],
-                    )
-        for future, unit in waiting.items():  # what ran beside the one that ended its process
-            yield unit, [f"{type(future.exception()).__name__}: {future.exception()}"]
+                    unit = waiting.pop(future)
+                    if isinstance(future.exception(), BrokenProcessPool):
+                        lost.append(unit)
+                    else:
+                        yield unit, _told(future)
+        for unit in (*lost, *waiting.values()):  # one of them ended its process: which, shows when each is alone
+            with _pool(1) as pool:
+                yield unit, _told(pool.submit(found_by, unit))
+
+
+def _pool(jobs: int) -> concurrent.futures.ProcessPoolExecutor:
+    return concurrent.futures.ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"))
+
+
+def _told(future: concurrent.futures.Future[list[str]]) -> list[str]:
+    error = future.exception()
+    return future.result() if error is None else [f"{type(error).__name__}: {error}"]
 
 
 if __name__ == "__main__":
