@@ -37,9 +37,12 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from zoo.readout import numbers
 
 __all__ = [
     "HALF_FLOOR",
@@ -55,6 +58,7 @@ __all__ = [
     "judge",
     "judged_entries",
     "measure",
+    "measure_all",
     "refusal",
 ]
 
@@ -161,21 +165,38 @@ def measure(value: Tensor, exact: Tensor) -> Measure:
 
     Non-finite values on either side are told in ``fault``.
     """
-    value, exact = _dense(value), _dense(exact)
+    return measure_all({"": (value, exact)})[""]
+
+
+def measure_all(pairs: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Measure]:
+    """:func:`measure` of many pairs (value, exact), with one wait for the device: a model has hundreds of tensors."""
+    dense = {name: (_dense(value), _dense(exact)) for name, (value, exact) in pairs.items()}
+    sizes = numbers(_sizes(value, exact) for value, exact in dense.values())
+    return {name: _measure(*dense[name], found) for name, found in zip(dense, sizes, strict=True)}
+
+
+def _sizes(value: Tensor, exact: Tensor) -> Tensor:
+    """The numbers that a measure is made of; none where none are needed."""
+    if value.shape != exact.shape or value.numel() == 0:
+        return torch.empty(0)
+    if not (value.dtype.is_floating_point or value.dtype.is_complex):
+        return (value != exact).sum()
+    exact = exact.to(exact_dtype(value.dtype))
+    return torch.stack([*_norms(value.to(exact.dtype) - exact), *_norms(exact)])
+
+
+def _measure(value: Tensor, exact: Tensor, sizes: Any) -> Measure:
     shape, dtype = tuple(value.shape), value.dtype
     nothing = Measure(shape, dtype, math.nan, math.nan, math.nan, math.nan, math.nan)
     if shape != tuple(exact.shape):
         return nothing
-    if not (dtype.is_floating_point or dtype.is_complex):
-        wrong, size = float((value != exact).sum()), float(value.numel())
-        return Measure(shape, dtype, wrong, wrong, size, size, size)
-    exact = exact.to(exact_dtype(dtype))
     if value.numel() == 0:
         return Measure(shape, dtype, 0.0, 0.0, 0.0, 0.0, 0.0)
-    # one question to the device: each costs a wait, and a model has hundreds of tensors
-    sizes = torch.stack([*_sizes(value.to(exact.dtype) - exact), *_sizes(exact)]).tolist()
+    if not (dtype.is_floating_point or dtype.is_complex):
+        wrong, size = float(sizes), float(value.numel())
+        return Measure(shape, dtype, wrong, wrong, size, size, size)
     if not all(map(math.isfinite, sizes)):
-        fault = _fault("the float64 reference", exact) or _fault("", value)
+        fault = _fault("the float64 reference", exact.to(exact_dtype(dtype))) or _fault("", value)
         if fault:
             return replace(nothing, fault=fault)
     peak, norm, _, exact_peak, exact_norm, exact_norm4 = sizes
@@ -305,7 +326,7 @@ def _fault(whose: str, tensor: Tensor) -> str:
     return f"{whose}: {text}; choose inputs for which it is finite" if whose else text
 
 
-def _sizes(tensor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _norms(tensor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The largest magnitude, and the 2- and the 4-norm of all divided by it, so that no power overflows."""
     magnitudes = tensor.abs()
     peak = magnitudes.max()

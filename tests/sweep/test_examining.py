@@ -259,3 +259,25 @@ def test_a_model_that_is_never_the_same(monkeypatch: pytest.MonkeyPatch) -> None
 
     row = look(Counting)
     assert row.untested["outputs after unpatch"] == "the stock model's own differ from run to run"
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."), MemoryError()])
+def test_memory_that_runs_out_is_told_apart(error: Exception) -> None:
+    class Hungry(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.dtype is torch.float64:  # parity raises an error of its own from this one
+                raise error
+            return super().forward(x)
+
+    row = look(Hungry)
+    assert row.failure is not None
+    assert (row.failure.step, row.failure.starved) == ("parity", True)
+
+
+def test_other_failures_are_not_of_memory() -> None:
+    class Broken(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            raise ValueError("no")
+
+    row = look(Broken)
+    assert row.failure is not None and not row.failure.starved

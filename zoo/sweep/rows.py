@@ -64,6 +64,8 @@ class Failure:
     step: str
     """Of build, stock, patch, run, backward, state_dict, parity, unpatch."""
     message: str
+    starved: bool = False
+    """Whether memory or time ran out, or the process died: with nothing beside it, it may do better."""
 
 
 @dataclass(frozen=True)

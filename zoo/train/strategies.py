@@ -139,7 +139,14 @@ def clip(model: nn.Module, largest: float) -> None:
 
 def first_not_finite(model: nn.Module, ranks: Ranks) -> str | None:
     """The name of the first parameter with a value, on any rank, that is not finite; or None."""
-    mine = next((name for name, part in _parts(model) if not bool(torch.isfinite(part).all())), None)
+    parts = dict(_parts(model))
+    finite = [torch.isfinite(part).all() for part in parts.values()]
+    # one wait for the device, not one for each parameter
+    mine = (
+        None
+        if not finite or bool(torch.stack(finite).all())
+        else next(name for name, holds in zip(parts, finite, strict=True) if not bool(holds))
+    )
     if ranks.all(mine is None):
         return None
     return next(name for name in ranks.gathered(mine) if name is not None)
