@@ -20,6 +20,7 @@
 #include <tuple>
 #include <vector>
 
+namespace zoo {  // not an anonymous one: a graph's nodes are named after these classes
 namespace {
 
 using at::Tensor;
@@ -157,6 +158,8 @@ Tensor widened(bool wide, const Tensor& gradient) {
   return wide && gradient.defined() ? gradient.to(at::kFloat) : gradient;
 }
 
+}  // namespace
+
 struct LinearFunction : torch::autograd::Function<LinearFunction> {
   // y, and the product before the activation: an output too, it carries what a second derivative sends back
   static variable_list forward(
@@ -271,6 +274,8 @@ struct MlpFunction : torch::autograd::Function<MlpFunction> {
   }
 };
 
+namespace {
+
 // The arguments as Python gave them
 
 constexpr size_t kMost = 5;
@@ -328,26 +333,35 @@ bool read(PyObject* const* args, size_t count, Call& call) {
   return true;
 }
 
+// Where no gradient is asked for, the parameters as autocast has them: cast once for as long as it lasts.
+std::array<Tensor, kMost> lowered(const Call& call) {
+  std::array<Tensor, kMost> made = call.tensors;
+  if (!call.wide) return made;
+  for (size_t i = 1; i < kMost; ++i) {
+    if (made[i].defined()) made[i] = at::autocast::cached_cast(made[0].scalar_type(), made[i], made[0].device().type());
+  }
+  return made;
+}
+
 Tensor run_linear(const Call& call) {
-  const auto& [input, weight, bias, _, __] = call.tensors;
   if (call.differentiates) {
+    const auto& [input, weight, bias, _, __] = call.tensors;
     return LinearFunction::apply(input, weight, maybe(bias), call.activation, call.wide)[0];
   }
   const Below below;
-  const Text name = kActivations[call.activation];
-  if (call.wide) return std::get<0>(linear_cast().call(input, weight, maybe(bias), name, false));
+  const auto [input, weight, bias, _, __] = lowered(call);
   if (call.activation == 0) return linear().call(input, weight, maybe(bias));
-  return std::get<0>(linear_activation().call(input, weight, maybe(bias), name, false));
+  return std::get<0>(linear_activation().call(input, weight, maybe(bias), kActivations[call.activation], false));
 }
 
 Tensor run_mlp(const Call& call) {
-  const auto& [input, weight1, bias1, weight2, bias2] = call.tensors;
   if (call.differentiates) {
+    const auto& [input, weight1, bias1, weight2, bias2] = call.tensors;
     return MlpFunction::apply(input, weight1, maybe(bias1), weight2, maybe(bias2), call.activation, call.wide)[0];
   }
   const Below below;
+  const auto [input, weight1, bias1, weight2, bias2] = lowered(call);
   const Text name = kActivations[call.activation];
-  if (call.wide) return std::get<0>(mlp_cast().call(input, weight1, maybe(bias1), weight2, maybe(bias2), name, false));
   return std::get<0>(mlp().call(input, weight1, maybe(bias1), weight2, maybe(bias2), name, false));
 }
 
@@ -379,7 +393,8 @@ PyMethodDef methods[] = {
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C_eager", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace
+}  // namespace zoo
 
 PyMODINIT_FUNC PyInit__C_eager() {
-  return PyModule_Create(&module);
+  return PyModule_Create(&zoo::module);
 }

@@ -213,6 +213,15 @@ def test_a_change_in_place_before_backward_is_found(device):
         y.sum().backward()
 
 
+def test_an_output_may_be_changed_in_place(device):
+    x, w, b = layer(device, "linear")
+    y = eager_linear(x, w, b, None)
+    assert "zoo::LinearFunction" in y.grad_fn.name()
+    got = torch.autograd.grad(y.relu_().sum(), (x, w, b))
+    want = torch.autograd.grad(nn.functional.linear(x, w, b).relu().sum(), (x, w, b))
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
 def test_a_graph_is_freed_and_says_so(device):
     args = layer(device, "mlp")
     y = eager_mlp(*args, "gelu")
@@ -231,6 +240,25 @@ def test_gradients_that_are_mapped(device, kind, activation):
     for i, g in enumerate(batch):
         for got, want in zip(together, torch.autograd.grad(y, args, g, retain_graph=True), strict=True):
             torch.testing.assert_close(got[i], want)
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+def test_parameters_are_cast_once_an_autocast(device, kind):
+    """As torch's own layers do where no gradient is asked for; what changes in between is seen by the next one."""
+    run, _ = by(kind, "relu")
+    args = layer(device, kind)
+    with torch.no_grad():
+        with torch.autocast(device, torch.bfloat16), torch.profiler.profile() as first:
+            y = run(*args)
+            again = run(*args)
+        with torch.autocast(device, torch.bfloat16, cache_enabled=False), torch.profiler.profile() as uncached:
+            assert torch.equal(run(*args), y) and torch.equal(run(*args), y)
+        args[1].mul_(2)
+        with torch.autocast(device, torch.bfloat16):
+            changed = run(*args)
+    assert torch.equal(y, again) and not torch.equal(y, changed)
+    casts = [sum(e.count for e in p.key_averages() if e.key == "aten::_to_copy") for p in (first, uncached)]
+    assert casts == [len(args) + 1, 2 * len(args)]  # the input, a leaf here, is not kept
 
 
 def test_inference_mode(device):

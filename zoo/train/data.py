@@ -1,7 +1,7 @@
 """The images of a run, in batches whose order and content follow from the seed and the step alone.
 
 An image is asked for by a key (epoch, index). What is random about it is seeded by (seed, epoch, index), so neither the
-number of workers nor a resume in the middle of an epoch changes it. The order is that of torch's DistributedSampler.
+number of workers nor a resume in the middle of an epoch changes it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy
 import torch
 from timm.data.transforms_factory import create_transform
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
@@ -99,7 +99,7 @@ def batches_to_test(images: Images, config: TrainConfig, part: Part = (0, 1)) ->
     part with the class -1 for every image: of no model's.
     """
     index, parts = part
-    batches = _batches(_keys(0, range(len(images))), max(config.batch_size // parts, 1))
+    batches = _batches(_keys(0, torch.arange(len(images))), max(config.batch_size // parts, 1))
     mine = range(index, _to_multiple(len(batches), parts), parts)
     order = [batches[at if at < len(batches) else 0] for at in mine]
     for batch, at in zip(_loader(images, order, config), mine, strict=True):
@@ -112,9 +112,8 @@ def _to_multiple(count: int, of: int) -> int:
     return -(-count // of) * of
 
 
-def _keys(epoch: int, order: Iterable[int]) -> Keys:
-    indices = numpy.fromiter(order, numpy.int64)
-    return numpy.stack([numpy.full_like(indices, epoch), indices], axis=1)
+def _keys(epoch: int, order: Tensor) -> Keys:
+    return torch.stack([torch.full_like(order, epoch), order], dim=1).numpy()
 
 
 def _batches(keys: Keys, size: int) -> list[Keys]:
@@ -139,23 +138,23 @@ class _Order:
     """The keys of each batch, or of a part of each."""
 
     def __init__(self, images: Images, config: TrainConfig, start: int, steps_per_epoch: int, part: Part) -> None:
-        self.sampler: DistributedSampler[Any] = DistributedSampler(
-            images, num_replicas=1, rank=0, shuffle=True, seed=config.seed
-        )
-        self.config, self.start, self.steps, self.part = config, start, steps_per_epoch, part
+        self.count, self.config, self.start, self.steps, self.part = len(images), config, start, steps_per_epoch, part
 
     def __iter__(self) -> Iterator[Keys]:
         first, done = divmod(self.start, self.steps)
         passes = self.config.accumulate
         for epoch in range(first, self.config.epochs):
-            self.sampler.set_epoch(epoch)
-            batches = _batches(_keys(epoch, self.sampler), self.config.batch_size)
+            # as torch's DistributedSampler orders an epoch
+            order = torch.randperm(self.count, generator=torch.Generator().manual_seed(self.config.seed + epoch))
+            batches = _batches(_keys(epoch, order), self.config.batch_size)
             skipped = done * passes if epoch == first else 0
             for batch in batches[skipped : self.steps * passes]:
                 yield share(batch, self.part)
 
 
 def _loader(images: Images, order: Iterable[Any], config: TrainConfig) -> Iterable[Batch]:
+    if not config.workers:
+        return map(images.__getitems__, order)
     # Its own generator: an iteration that begins would else take a number of the run's.
     own = torch.Generator().manual_seed(config.seed)
     return DataLoader(

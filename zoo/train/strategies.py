@@ -11,6 +11,7 @@ tp        each rank has a part of the layers, all the batch   ``parallelize_modu
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -121,9 +122,10 @@ def split_groups(optimizer: torch.optim.Optimizer) -> None:
             optimizer.add_param_group({**group, "params": more})
 
 
-def clip(model: nn.Module, largest: float) -> None:
+def clip(optimizer: torch.optim.Optimizer, largest: float) -> None:
     """torch's clip_grad_norm_ of all gradients, also where some are split over ranks and some are not."""
-    kinds = _by_kind(parameter for parameter in model.parameters() if parameter.grad is not None)
+    parameters = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    kinds = _by_kind(parameter for parameter in parameters if parameter.grad is not None)
     if len(kinds) == 1:
         nn.utils.clip_grad_norm_(kinds[0], largest)
         return
