@@ -11,7 +11,7 @@ from pathlib import Path
 
 from zoo.registry import list_models
 from zoo.sweep.lines import append, begin
-from zoo.sweep.memory import need, room
+from zoo.sweep.memory import fitted, need, room
 from zoo.sweep.pool import examined
 from zoo.sweep.report import SweepReport
 from zoo.sweep.rows import SweepRow, Task
@@ -89,6 +89,10 @@ def sweep(
     rows: dict[str, SweepRow] = {} if file is None else begin(file, tasks.values(), resume=resume)
     resumed = len(rows.keys() & tasks.keys())
     todo = [tasks[name] for name in names if name not in rows]
+    shared = processes > 1 and on == "data"
+    memory = room(device) if shared else 0
+    if shared:
+        todo = [fitted(task, memory) for task in todo]
     under_way: dict[str, None] = {}
 
     def begun(name: str) -> None:
@@ -100,8 +104,8 @@ def sweep(
         processes=processes,
         time_limit=time_limit,
         until=until,
-        need=need if processes > 1 else lambda task: 0,
-        room=room(device) if processes > 1 and on == "data" else 0,
+        need=need,
+        room=memory,
         begun=begun,
     )
     with contextlib.closing(found):
