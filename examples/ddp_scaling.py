@@ -5,8 +5,8 @@
 On 1, 2, 4, ... of the GPUs that torchrun was given, `DistributedDataParallel` trains a ResNet-50 and a ViT-B in bf16
 autocast, each GPU on a batch of 64 random images. Stock and custom take turns, block by block, so that both meet the
 same clocks; a rate is the median over the blocks, of the slowest GPU in each. The efficiency is the rate over that of
-one GPU times their number. Exit code 1 where zoo's efficiency at the largest number is under stock's (by more than
-`--slack`).
+one GPU times their number. The file is written after each model. Exit code 1 where zoo's efficiency at the largest
+number is under stock's (by more than `--slack`).
 
 Without torchrun, or with `--device cpu`, the same script runs small: one process, or gloo.
 """
@@ -31,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import zoo
 from zoo.preparing import channels_of, input_side, transform_for
+from zoo.tensor_files import replacing
 from zoo.train.ranks import Ranks, joined
 
 KINDS = ("stock", "custom")
@@ -146,14 +147,21 @@ def main(
                     torch.cuda.empty_cache()
             if ranks.leads:
                 rows += rows_of(name, by_gpus)
-        failed = report(rows, ranks, batch, dtype, slack, json_file) if ranks.leads else False
+                if json_file is not None:
+                    write(rows, ranks, batch, dtype, json_file)
+        failed = report(rows, ranks, batch, dtype, slack) if ranks.leads else False
     raise typer.Exit(1 if failed else 0)
 
 
-def report(
-    rows: list[dict[str, Any]], ranks: Ranks, batch: int, dtype: str, slack: float, json_file: Path | None
-) -> bool:
-    """Print the table and write the file; whether zoo scales worse than stock anywhere."""
+def write(rows: list[dict[str, Any]], ranks: Ranks, batch: int, dtype: str, file: Path) -> None:
+    on = torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "cpu"
+    facts = {"device": on, "torch": torch.__version__, "zoo": zoo.__version__, "batch": batch, "dtype": dtype}
+    with replacing(file) as temporary:
+        temporary.write_text(json.dumps({**facts, "ranks": ranks.size, "rows": rows}, indent=2) + "\n")
+
+
+def report(rows: list[dict[str, Any]], ranks: Ranks, batch: int, dtype: str, slack: float) -> bool:
+    """Print the table; whether zoo scales worse than stock anywhere."""
     table = Table("model", "GPUs", "layers", "images/s", "efficiency", title=f"batch {batch} a GPU, {dtype}")
     for row in rows:
         rate, share = f"{row['images_per_second']:,.0f}", f"{row['efficiency']:.1%}"
@@ -163,10 +171,6 @@ def report(
     worse = [name for name, kind in at_most if at_most[name, "custom"] < at_most[name, "stock"] - slack]
     for name in sorted(set(worse)):
         print(f"{name}: zoo's efficiency on {ranks.size} GPUs is under stock's")
-    if json_file is not None:
-        on = torch.cuda.get_device_name() if ranks.device.type == "cuda" else "cpu"
-        facts = {"device": on, "torch": torch.__version__, "zoo": zoo.__version__, "batch": batch, "dtype": dtype}
-        json_file.write_text(json.dumps({**facts, "ranks": ranks.size, "rows": rows}, indent=2) + "\n")
     return bool(worse)
 
 

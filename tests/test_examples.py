@@ -34,7 +34,14 @@ def test_each_example_is_tested() -> None:
     scripts = [path.name for path in EXAMPLES.glob("*.py")]
     assert len(scripts) >= 3
     for name in scripts:
-        assert f'run("{name}"' in here, f"{name} runs in no test"
+        assert f'run("{name}"' in here or f'EXAMPLES / "{name}"' in here, f"{name} runs in no test"
+
+
+def by_two_ranks(*script: str) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *script]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
 
 
 def test_ddp_scaling(tmp_path: Path) -> None:
@@ -42,9 +49,7 @@ def test_ddp_scaling(tmp_path: Path) -> None:
     out = run("ddp_scaling.py", *small, "--json", str(tmp_path / "alone.json"))
     assert out.count("100.0%") == 2  # of itself
     script = (str(EXAMPLES / "ddp_scaling.py"), *small, "--json", str(tmp_path / "two.json"))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *script]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=300)
+    by_two_ranks(*script)
     for name, ranks in (("alone", [1, 1]), ("two", [1, 1, 2, 2])):
         rows = json.loads((tmp_path / f"{name}.json").read_text())["rows"]
         assert [row["gpus"] for row in rows] == ranks
@@ -54,6 +59,16 @@ def test_ddp_scaling(tmp_path: Path) -> None:
             assert 0 < low <= row["images_per_second"] <= high
             alone = next(r for r in rows if r["layers"] == row["layers"])["images_per_second"]
             assert row["efficiency"] == pytest.approx(row["images_per_second"] / (row["gpus"] * alone))
+
+
+def test_distributed_parity(tmp_path: Path) -> None:
+    small = ("--models", "mlp", "--batch", "4", "--device", "cpu")
+    by_two_ranks(str(EXAMPLES / "distributed_parity.py"), *small, "--json", str(tmp_path / "two.json"))
+    rows = json.loads((tmp_path / "two.json").read_text())["rows"]
+    cases = [(dtype, strategy) for dtype in ("f32", "bf16") for strategy in ("ddp", "fsdp", "tp")]
+    assert [(row["dtype"], row["strategy"]) for row in rows] == cases
+    for row in rows:
+        assert row["ok"] and row["ranks"] == 2 and row["tensors"] == 7 and 0 < row["of_limit"] <= 1
 
 
 def test_mnist_mlp_on_digits() -> None:

@@ -331,7 +331,8 @@ def count_right(
     models: Mapping[str, nn.Module], loader: Batches, *, device: torch.device | str | None = None
 ) -> tuple[dict[str, int], int]:
     """How many images each model gets right, and how many there are: as :func:`top1`, which divides them."""
-    right = dict.fromkeys(models, 0)
+    right: dict[str, Any] = dict.fromkeys(models, 0)
+    labelled: dict[str, tuple[int, Tensor]] = {}
     seen = 0
     modes = [(module, module.training) for model in models.values() for module in model.modules()]
     try:
@@ -341,21 +342,32 @@ def count_right(
             for images, labels in loader:
                 seen += len(labels)
                 for name, model in models.items():
-                    right[name] += _right(name, model, images, labels, device)
+                    logits = _logits(name, model, images, labels, device)
+                    right[name] += (logits.argmax(1) == labels.to(logits.device)).sum()
+                    largest = labels.max()
+                    if name in labelled:
+                        largest = torch.maximum(labelled[name][1], largest)
+                    labelled[name] = logits.shape[1], largest
+                    if labels.device.type == "cpu":  # no wait for a GPU; what lies on one is looked at in the end
+                        _check_labels(labelled)
+        _check_labels(labelled)
     finally:
         for module, mode in modes:
             module.training = mode
-    return right, seen
+    return {name: int(count) for name, count in right.items()}, seen
 
 
-def _right(name: str, model: nn.Module, images: Tensor, labels: Tensor, device: torch.device | str | None) -> int:
+def _logits(name: str, model: nn.Module, images: Tensor, labels: Tensor, device: torch.device | str | None) -> Tensor:
     home = device if device is not None else next((p.device for p in model.parameters()), images.device)
-    logits = model(images.to(home))
+    logits: Tensor = model(images.to(home))
     if logits.ndim != 2 or len(logits) != len(labels):
         raise ValueError(f"{name}: got logits {tuple(logits.shape)}, expected ({len(labels)}, classes)")
-    if int(labels.max()) >= logits.shape[1]:
-        raise ValueError(
-            f"{name}: got the label {int(labels.max())} for {logits.shape[1]} logits; expected data of the model's own "
-            "classes"
-        )
-    return int((logits.argmax(1) == labels.to(home)).sum())
+    return logits
+
+
+def _check_labels(labelled: Mapping[str, tuple[int, Tensor]]) -> None:
+    for name, (classes, largest) in labelled.items():
+        if int(largest) >= classes:
+            raise ValueError(
+                f"{name}: got the label {int(largest)} for {classes} logits; expected data of the model's own classes"
+            )

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from zoo import weights_index
 from zoo.data import digits, eval_transform, photos
 from zoo.factory import create
+from zoo.machine import present
 from zoo.models.resnet import ResNet
 from zoo.readout import numbers
 
@@ -43,9 +44,7 @@ def choose_device(text: str) -> torch.device:
         raise ValueError(f"device {text!r}: expected cpu, cuda, cuda:N or auto") from None
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device {text!r}: zoo's kernels run on cpu and cuda")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device {text!r}: torch sees {torch.cuda.device_count()} GPUs here; `zoo doctor` tells more")
-    return device
+    return present(device)
 
 
 def options_from(pairs: Iterable[str]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import secrets
 import stat
 import zipfile
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ __all__ = [
     "PathLike",
     "check_suffix",
     "file_kind",
+    "on_host",
     "open_wrapper",
     "read_metadata",
     "read_tensors",
@@ -184,6 +185,28 @@ def _damage_named(path: PathLike) -> Iterator[None]:
 # Writing
 
 
+def on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """These tensors, detached, on the CPU.
+
+    A GPU's small ones are asked for together and waited for once: a wait each would be as long as what is in its
+    queue, that of other processes included.
+    """
+
+    def fetched(tensor: Tensor) -> Tensor:
+        if not tensor.is_cuda or tensor.nbytes > _LARGE:
+            return tensor.cpu()
+        return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+
+    found = [fetched(tensor.detach()) for tensor in tensors]
+    for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()
+    return found
+
+
+_LARGE = 1 << 22
+"""Bytes: of a tensor that takes its time whether waited for or not, and that is better not in page-locked memory."""
+
+
 def write_tensors(
     path: PathLike,
     tensors: Mapping[str, Tensor],
@@ -219,8 +242,8 @@ def write_tensors(
 
 def _dense(tensors: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
     """Plain CPU tensors that keep no storage beyond their own alive; what was one tensor stays one."""
-    known: dict[tuple[Any, ...], Tensor] = {}
-    dense = {}
+    distinct: dict[Any, Tensor] = {}
+    entries: dict[str, Any] = {}
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise ValueError(f"{where}: {name} is {type(tensor).__name__}, expected a tensor; only tensors are saved")
@@ -237,13 +260,17 @@ def _dense(tensors: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
             raise ValueError(f"{where}: {name} is sparse ({tensor.layout}), expected a dense tensor; call to_dense()")
         place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride())
         identity = (*place, tensor.dtype, tensor.is_conj(), tensor.is_neg())
-        if identity not in known or tensor.numel() == 0:
-            plain = tensor.detach().cpu().resolve_conj().resolve_neg()
-            if plain.untyped_storage().nbytes() != plain.numel() * plain.element_size():
-                plain = plain.clone(memory_format=torch.contiguous_format)
-            known[identity] = plain
-        dense[name] = known[identity]
-    return dense
+        entries[name] = identity if tensor.numel() else name
+        distinct.setdefault(entries[name], tensor)
+    plain = dict(zip(distinct, map(_compact, on_host(list(distinct.values()))), strict=True))
+    return {name: plain[entry] for name, entry in entries.items()}
+
+
+def _compact(tensor: Tensor) -> Tensor:
+    tensor = tensor.resolve_conj().resolve_neg()
+    if tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size():
+        tensor = tensor.clone(memory_format=torch.contiguous_format)
+    return tensor
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 One GPU: the same code with a single rank. What needs two GPUs is skipped there, with the reason.
 """
 
+import os
 import subprocess
 import sys
 
@@ -106,8 +107,13 @@ def test_torchrun(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     asked = ["mlp", "--data", "digits", "--epochs", "3", "--device", "cuda", "--out", str(tmp_path / "run"), "--json"]
     done = subprocess.run(
-        [*command, "-m", "zoo.train", *asked, "--strategy", "fsdp"], capture_output=True, text=True, check=False
+        [*command, "-m", "zoo.train", *asked, "--strategy", "fsdp"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+        timeout=120,
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count('"accuracy"') == 1
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert done.stdout.count('"accuracy"') == 1, f"{done.stdout}\n{done.stderr}"
     assert read_log(tmp_path / "run" / "log.jsonl")[0]["ranks"] == ranks

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 import zoo
+from zoo.tensor_files import on_host
 from zoo.train import TrainConfig, compare, train
+from zoo.train.run import FIRST_STEPS
 
 CONFIG = {"model": "mlp", "data": "digits", "device": "cuda", "epochs": 3, "batch_size": 128, "custom_linear": True}
 
@@ -63,3 +65,30 @@ def test_small_images_lie_on_the_gpu_and_are_the_same_as_on_the_host() -> None:
         batches[device] = found
     for host, here in zip(batches["cpu"], batches["cuda"], strict=True):
         assert torch.equal(host.images, here.images.cpu()) and torch.equal(host.labels, here.labels.cpu())
+
+
+@pytest.mark.parametrize("model", ["mlp", "timm/test_vit"])
+def test_a_step_does_not_wait_for_the_gpu(tmp_path: Path, model: str) -> None:
+    """Between two lines of the log: what is in the queue of a GPU is the work of steps to come."""
+    fields = {"log_every": 1000, "ema": 0.9, "clip_grad": 1.0, "warmup_epochs": 1, "autocast": "bf16"}
+
+    def watched(step: int, steps: int, text: str) -> None:
+        torch.cuda.set_sync_debug_mode("error" if FIRST_STEPS < step < 32 else "default")
+
+    try:
+        train(TrainConfig(**{**CONFIG, **fields, "model": model, "batch_size": 32}), tmp_path / "run", watch=watched)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_what_is_saved_is_what_is_on_the_gpu(tmp_path: Path) -> None:
+    """Small tensors and large ones, of any strides."""
+    tensors = [
+        torch.randn(300, 400, device="cuda").t(),
+        torch.randn(2, 3, 4, 5, device="cuda").to(memory_format=torch.channels_last),
+        torch.randn(2048, 1024, device="cuda"),
+        torch.arange(5, device="cuda"),
+        torch.ones(3),
+    ]
+    for tensor, here in zip(tensors, on_host(tensors), strict=True):
+        assert here.device.type == "cpu" and here.stride() == tensor.stride() and torch.equal(here, tensor.cpu())

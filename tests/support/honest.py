@@ -87,6 +87,31 @@ class Refuses(nn.Linear):
         return _Function.apply(input, self.weight, self.bias)
 
 
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return _added_up(a, b)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = ctx.saved_tensors
+        return _added_up(grad, b.T), _added_up(a.T, grad)
+
+
+def _added_up(a: Tensor, b: Tensor) -> Tensor:
+    total = a.new_zeros(a.shape[0], b.shape[1])
+    for k in range(a.shape[1]):
+        total.addr_(a[:, k], b[k])
+    return total
+
+
+def plain_sum(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """One term after the other, as a first kernel adds up: several times the error of a library's blocks."""
+    output = _Product.apply(input.reshape(-1, input.shape[-1]), weight.T)
+    return (output if bias is None else output + bias).view(*input.shape[:-1], weight.shape[0])
+
+
 LAYERS = (nn.Linear, addmm, einsum, Sliced, TwoHalves, FromScratch, Refuses)
 REFUSED_BY_REFUSES = {
     "float16",

@@ -63,7 +63,7 @@ def test_every_epoch_has_its_own_order_and_its_own_augmentation(folder: Path) ->
     config = config_for(str(folder))
     source = open_data(config.data)
     images = source.train(create("resnet18", num_classes=2, device="meta"), config)
-    first, again, second = (images.__getitems__([(epoch, 4)]).images for epoch in (0, 0, 1))
+    first, again, second = (images.__getitems__(numpy.array([(epoch, 4)])).images for epoch in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, second)
     digits = batches_of(config_for("digits", batch_size=64))
@@ -115,7 +115,7 @@ def test_uint8_images_are_divided() -> None:
     from zoo.train.data import GreyImages
 
     images = torch.arange(0, 256, dtype=torch.uint8).view(1, 1, 16, 16)
-    batch = GreyImages(images, torch.tensor([3]), side=None, channels=3).__getitems__([(0, 0)])
+    batch = GreyImages(images, torch.tensor([3]), side=None, channels=3).__getitems__(numpy.array([(0, 0)]))
     assert torch.equal(batch.images[0, 1], torch.arange(0.0, 256.0).view(16, 16) / 255)
 
 
@@ -135,13 +135,13 @@ def test_a_damaged_image_is_replaced_by_the_next_and_named(folder: Path, tmp_pat
     damaged.write_bytes(damaged.read_bytes()[:200])
     config = config_for(str(copy))
     images = open_data(str(copy)).train(create("resnet18", num_classes=2, device="meta"), config)
-    batch = images.__getitems__([(0, 9)])
+    batch = images.__getitems__(numpy.array([(0, 9)]))
     assert batch.labels.tolist() == [1]  # a dog's, as the next image is the first dog
     assert batch.corrupt[0].startswith(f"{damaged}: this image cannot be read (")
     for path in copy.rglob("train/*/*.png"):
         path.write_bytes(b"no image")
     with pytest.raises(ValueError, match="none of its 20 images can be read"):
-        images.__getitems__([(0, 0)])
+        images.__getitems__(numpy.array([(0, 0)]))
     tested = copy / "val" / "dog" / "1.png"
     tested.write_bytes(b"no image")
     tests = open_data(str(copy)).test(create("resnet18", num_classes=2, device="meta"), config)
@@ -208,11 +208,13 @@ def test_cifar(name: str, counts: tuple[int, int], cifar_root: Path, monkeypatch
         built = create(model, num_classes=source.classes, device="meta", **options)
         images, tests = source.train(built, config), source.test(built, config)
         assert (len(images), len(tests)) == counts
-        first, again, second = (images.__getitems__([(epoch, 1)]) for epoch in (0, 0, 1))
+        first, again, second = (images.__getitems__(numpy.array([(epoch, 1)])) for epoch in (0, 0, 1))
         assert first.images.shape == (1, *shape)
         assert torch.equal(first.images, again.images) and not torch.equal(first.images, second.images)
-        assert torch.equal(tests.__getitems__([(0, 0)]).images, tests.__getitems__([(1, 0)]).images)
-        assert tests.__getitems__([(0, 0)]).labels.tolist() == [7]
+        assert torch.equal(
+            tests.__getitems__(numpy.array([(0, 0)])).images, tests.__getitems__(numpy.array([(1, 0)])).images
+        )
+        assert tests.__getitems__(numpy.array([(0, 0)])).labels.tolist() == [7]
     assert open_data(f"{name}:{cifar_root / ('cifar-10-batches-py' if name == 'cifar10' else 'cifar-100-python')}")
 
 

@@ -7,6 +7,7 @@ One process writes a file, ``step-00000120.pt``; several write a folder of that 
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import shutil
@@ -15,8 +16,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
-from zoo.tensor_files import replacing
+from zoo.tensor_files import on_host, replacing
 
 __all__ = ["FORMAT", "latest", "listed", "newest", "prune", "read", "remove_unfinished", "save"]
 
@@ -43,10 +45,27 @@ def save(folder: Path, step: int, state: Mapping[str, Any], *, keep: int) -> Pat
     OSError, naming the file, where the writing failed: the former checkpoints are then all there.
     """
     path = folder / f"step-{step:08d}.pt"
+    tensors: list[Tensor] = []
+    _changed(state, tensors.append)
+    fetched = iter(on_host(tensors))
+    here = _changed(state, lambda tensor: next(fetched))
     with replacing(path) as temporary, temporary.open("wb") as file:
-        torch.save({"format": FORMAT, "step": step, **state}, file)
+        torch.save({"format": FORMAT, "step": step, **here}, file)
     prune(folder, path, keep=keep)
     return path
+
+
+def _changed(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    """The same dicts, lists and tuples, with what ``change`` makes of each tensor in them."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        whole = copy.copy(value)  # with what a state dict has beside its keys
+        whole.update((name, _changed(entry, change)) for name, entry in value.items())
+        return whole
+    if isinstance(value, (list, tuple)):
+        return type(value)(_changed(entry, change) for entry in value)
+    return value
 
 
 def prune(folder: Path, new: Path, *, keep: int) -> None:

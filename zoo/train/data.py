@@ -1,12 +1,11 @@
 """The images of a run, in batches whose order and content follow from the seed and the step alone.
 
 An image is asked for by a key (epoch, index). What is random about it is seeded by (seed, epoch, index), so neither the
-number of workers nor a resume in the middle of an epoch changes it. The order is that of torch's DistributedSampler.
+number of workers nor a resume in the middle of an epoch changes it.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ import numpy
 import torch
 from timm.data.transforms_factory import create_transform
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
@@ -26,7 +25,8 @@ from zoo.train.randomness import seeded
 
 __all__ = ["Batch", "Images", "Part", "Source", "batches_to_test", "open_data", "share", "training_batches"]
 
-Key = tuple[int, int]
+Keys = numpy.ndarray[Any, Any]
+"""Of a batch: a row (epoch, index) for each image."""
 
 
 class Batch(NamedTuple):
@@ -43,7 +43,7 @@ class Images(Dataset[Any]):
     def __len__(self) -> int:
         raise NotImplementedError
 
-    def __getitems__(self, keys: Sequence[Key]) -> Batch:
+    def __getitems__(self, keys: Keys) -> Batch:
         raise NotImplementedError
 
 
@@ -99,20 +99,29 @@ def batches_to_test(images: Images, config: TrainConfig, part: Part = (0, 1)) ->
     part with the class -1 for every image: of no model's.
     """
     index, parts = part
-    batches = list(BatchSampler(range(len(images)), max(config.batch_size // parts, 1), False))
-    mine = [batches[at] if at < len(batches) else None for at in range(index, _to_multiple(len(batches), parts), parts)]
-    order = [[(0, index) for index in batch or batches[0]] for batch in mine]
-    for batch, counts in zip(_loader(images, order, config), mine, strict=True):
+    batches = _batches(_keys(0, torch.arange(len(images))), max(config.batch_size // parts, 1))
+    mine = range(index, _to_multiple(len(batches), parts), parts)
+    order = [batches[at if at < len(batches) else 0] for at in mine]
+    for batch, at in zip(_loader(images, order, config), mine, strict=True):
         if batch.corrupt:
             raise ValueError(f"{batch.corrupt[0]}; an image to test with is never replaced: mend it or remove it")
-        yield batch.images, batch.labels if counts is not None else torch.full_like(batch.labels, -1)
+        yield batch.images, batch.labels if at < len(batches) else torch.full_like(batch.labels, -1)
 
 
 def _to_multiple(count: int, of: int) -> int:
     return -(-count // of) * of
 
 
-def share(batch: list[Any], part: Part) -> list[Any]:
+def _keys(epoch: int, order: Tensor) -> Keys:
+    return torch.stack([torch.full_like(order, epoch), order], dim=1).numpy()
+
+
+def _batches(keys: Keys, size: int) -> list[Keys]:
+    """All keys, the last batch perhaps a smaller one."""
+    return [keys[begin : begin + size] for begin in range(0, len(keys), size)]
+
+
+def share(batch: Keys, part: Part) -> Keys:
     """One of equal parts of a batch. Where a part can be halved, it is from both ends: then each image and the one that
     mixup mixes with it, the first with the last and so on, are in the same part."""
     index, parts = part
@@ -122,30 +131,30 @@ def share(batch: list[Any], part: Part) -> list[Any]:
     if odd:
         return batch[index * len(batch) // parts : (index + 1) * len(batch) // parts]
     begin, end = index * size, len(batch) - index * size
-    return batch[begin : begin + size] + batch[end - size : end]
+    return numpy.concatenate([batch[begin : begin + size], batch[end - size : end]])
 
 
 class _Order:
     """The keys of each batch, or of a part of each."""
 
     def __init__(self, images: Images, config: TrainConfig, start: int, steps_per_epoch: int, part: Part) -> None:
-        self.sampler: DistributedSampler[Any] = DistributedSampler(
-            images, num_replicas=1, rank=0, shuffle=True, seed=config.seed
-        )
-        self.config, self.start, self.steps, self.part = config, start, steps_per_epoch, part
+        self.count, self.config, self.start, self.steps, self.part = len(images), config, start, steps_per_epoch, part
 
-    def __iter__(self) -> Iterator[list[Key]]:
+    def __iter__(self) -> Iterator[Keys]:
         first, done = divmod(self.start, self.steps)
         passes = self.config.accumulate
         for epoch in range(first, self.config.epochs):
-            self.sampler.set_epoch(epoch)
-            batches = BatchSampler(self.sampler, self.config.batch_size, drop_last=True)
+            # as torch's DistributedSampler orders an epoch
+            order = torch.randperm(self.count, generator=torch.Generator().manual_seed(self.config.seed + epoch))
+            batches = _batches(_keys(epoch, order), self.config.batch_size)
             skipped = done * passes if epoch == first else 0
-            for batch in itertools.islice(batches, skipped, self.steps * passes):
-                yield [(epoch, index) for index in share(batch, self.part)]
+            for batch in batches[skipped : self.steps * passes]:
+                yield share(batch, self.part)
 
 
-def _loader(images: Images, order: Iterable[list[Key]], config: TrainConfig) -> Iterable[Batch]:
+def _loader(images: Images, order: Iterable[Any], config: TrainConfig) -> Iterable[Batch]:
+    if not config.workers:
+        return map(images.__getitems__, order)
     # Its own generator: an iteration that begins would else take a number of the run's.
     own = torch.Generator().manual_seed(config.seed)
     return DataLoader(
@@ -203,8 +212,9 @@ class GreyImages(Images):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitems__(self, keys: Sequence[Key]) -> Batch:
-        chosen = torch.from_numpy(numpy.array([index for _, index in keys])).to(self.labels.device)
+    def __getitems__(self, keys: Keys) -> Batch:
+        # not blocking: a GPU that is waited for in each step has nothing to do until the next
+        chosen = torch.from_numpy(keys[:, 1].copy()).to(self.labels.device, non_blocking=True)
         # a fraction of the time of images[chosen]
         images, labels = (tensor.index_select(0, chosen) for tensor in (self.images, self.labels))
         return Batch(_brought(images, self.side, self.channels), labels, [])
@@ -257,9 +267,9 @@ class SmallImages(Images):
     def __len__(self) -> int:
         return len(self.images)  # type: ignore[arg-type]
 
-    def __getitems__(self, keys: Sequence[Key]) -> Batch:
+    def __getitems__(self, keys: Keys) -> Batch:
         images, labels = [], []
-        for epoch, index in keys:
+        for epoch, index in keys.tolist():
             image, label = self.images[index]
             with seeded(self.seed, epoch, index):
                 images.append(self.transform(image))
@@ -333,10 +343,10 @@ class Photographs(Images):
     def __len__(self) -> int:
         return len(self.folder.samples)
 
-    def __getitems__(self, keys: Sequence[Key]) -> Batch:
+    def __getitems__(self, keys: Keys) -> Batch:
         corrupt: list[str] = []
         images, labels = [], []
-        for epoch, index in keys:
+        for epoch, index in keys.tolist():
             photograph, label = self._read(index, corrupt)
             with seeded(self.seed, epoch, index):
                 images.append(self.transform(photograph))

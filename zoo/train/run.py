@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -263,6 +264,7 @@ class _Run:
         marked_step = self.step
         for batches in self._grouped():
             self._update(batches)
+            batches.clear()  # the next ones take the memory of these, which is in the caches
             ends = self.step % self.steps_per_epoch == 0
             text = ""
             if self.step <= FIRST_STEPS or self.step % self.config.log_every == 0 or ends:
@@ -316,13 +318,10 @@ class _Run:
         """The batches of each step to come. Nothing is read where none is left."""
         if self.step == self.steps:
             return
-        group: list[Batch] = []
         steps = {"start": self.step, "steps_per_epoch": self.steps_per_epoch}
-        for batch in training_batches(self.images, self.config, **steps, part=self.part):
-            group.append(batch)
-            if len(group) == self.config.accumulate:
-                yield group
-                group = []
+        batches = iter(training_batches(self.images, self.config, **steps, part=self.part))
+        while group := list(itertools.islice(batches, self.config.accumulate)):
+            yield group
 
     def _update(self, batches: list[Batch]) -> None:
         self.optimizer.zero_grad()
@@ -337,7 +336,7 @@ class _Run:
             self.loss += loss.detach()
         if self.config.clip_grad is not None:
             self.scaler.unscale_(self.optimizer)
-            strategies.clip(self.model, self.config.clip_grad)
+            strategies.clip(self.optimizer, self.config.clip_grad)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.step += 1

@@ -11,6 +11,7 @@ tp        each rank has a part of the layers, all the batch   ``parallelize_modu
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -121,9 +122,10 @@ def split_groups(optimizer: torch.optim.Optimizer) -> None:
             optimizer.add_param_group({**group, "params": more})
 
 
-def clip(model: nn.Module, largest: float) -> None:
+def clip(optimizer: torch.optim.Optimizer, largest: float) -> None:
     """torch's clip_grad_norm_ of all gradients, also where some are split over ranks and some are not."""
-    kinds = _by_kind(parameter for parameter in model.parameters() if parameter.grad is not None)
+    parameters = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    kinds = _by_kind(parameter for parameter in parameters if parameter.grad is not None)
     if len(kinds) == 1:
         nn.utils.clip_grad_norm_(kinds[0], largest)
         return
@@ -139,7 +141,14 @@ def clip(model: nn.Module, largest: float) -> None:
 
 def first_not_finite(model: nn.Module, ranks: Ranks) -> str | None:
     """The name of the first parameter with a value, on any rank, that is not finite; or None."""
-    mine = next((name for name, part in _parts(model) if not bool(torch.isfinite(part).all())), None)
+    parts = dict(_parts(model))
+    finite = [torch.isfinite(part).all() for part in parts.values()]
+    # one wait for the device, not one for each parameter
+    mine = (
+        None
+        if not finite or bool(torch.stack(finite).all())
+        else next(name for name, holds in zip(parts, finite, strict=True) if not bool(holds))
+    )
     if ranks.all(mine is None):
         return None
     return next(name for name in ranks.gathered(mine) if name is not None)

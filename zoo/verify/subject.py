@@ -34,6 +34,7 @@ __all__ = [
     "measures",
     "parameter_of",
     "saying",
+    "terms_of",
 ]
 
 ALL = ("input", "weight", "bias")
@@ -163,7 +164,8 @@ class Subject:
             if case.conditioned:
                 rounded = (exactly or run)(copy.deepcopy(stock).double(), _rounded(whole))
                 found = _at_least(found, measures(case.name, rounded, exact))
-            want.update(found)
+            terms = terms_of(stock, exact["output"]) if "output" in exact else 1
+            want.update({name: m and m.of_sum(terms) for name, m in found.items()})
         broken += [saying(entry) for entry in judge("value", got, want) if not entry.ok]
         if broken:
             raise Broken(_some(broken))
@@ -229,9 +231,22 @@ def double_of(stock: nn.Module, x: Tensor) -> Tensor:
         return copy.deepcopy(stock).double()(x.double())
 
 
-def judged(got: Tensors, stock: Tensors, exact: Tensors) -> None:
-    """Judge tensors that were computed by other means. Raises :class:`Broken`."""
-    hold(measures("", got, exact), measures("", stock, exact))
+def terms_of(stock: nn.Module, output: Tensor | None) -> int:
+    """The most terms of a sum in a layer's plainest forward and backward: over the features of its input (or channels
+    and taps), those of its output, or the rows."""
+    terms = [1]
+    for parameter in stock.parameters():
+        if parameter.numel():
+            own, across = parameter.shape[0], parameter.shape[1] if parameter.dim() > 1 else 1
+            rows = 0 if output is None else output.numel() // own
+            terms += [parameter.numel() // (own if parameter.dim() > 1 else 1), parameter.numel() // across, rows]
+    return max(terms)
+
+
+def judged(got: Tensors, stock: Tensors, exact: Tensors, *, terms: int = 1) -> None:
+    """Judge tensors that were computed by other means, of sums of so many terms. Raises :class:`Broken`."""
+    limits = measures("", stock, exact)
+    hold(measures("", got, exact), {name: m and m.of_sum(terms) for name, m in limits.items()})
 
 
 def hold(got: Measures, stock: Measures) -> None:

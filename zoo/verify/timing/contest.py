@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from zoo.bench.exact import combined
 from zoo.bench.measuring import DTYPES
 from zoo.judging import Measure, judge, measure
+from zoo.machine import device_of
 from zoo.verify.outcome import REFUSED, outcome_of
 from zoo.verify.target import build, resolve
 from zoo.verify.timing.clocks import CudaClock, Once, busy_us, clock_for, fingerprint
@@ -95,7 +96,7 @@ class Answer:
 def look(task: Task, note: Callable[[str], object]) -> Answer:
     """Time everything that a task asks for, in this process. ``note`` is told the begin and the end of each run."""
     torch.set_num_threads(task.threads)
-    device = torch.device(task.device)
+    device = device_of(task.device)
     if COMPILED in task.peers:
         import torch._inductor.config as inductor
 
@@ -264,8 +265,10 @@ class _Contest:
         """What is wrong with the outputs of the timed calls."""
         whole = {who: {what: combined(parts) for what, parts in by.items()} for who, by in self._measures.items()}
         found: dict[str, str] = {}
+        case = self.m.case
+        limits = {what: m.of_sum(max(case.M, case.K, case.N)) for what, m in whole[EAGER].items()}
         for who in self.modules:
-            entries = judge("output", whole[who], whole[EAGER]) if who != EAGER else ()
+            entries = judge("output", whole[who], limits) if who != EAGER else ()
             reasons = [f"a timed call's {entry.name} is wrong: {entry.reason}" for entry in entries if not entry.ok]
             if who in self._types:
                 reasons.append(f"a timed call returned a {self._types[who]}, not a Tensor")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from zoo.bench.measuring import DTYPES
-from zoo.machine import peak_of
+from zoo.machine import device_of, peak_of
 from zoo.sweep.worker import Ended, Worker
 from zoo.verify.timing.clocks import CpuClock, CudaClock
 from zoo.verify.timing.conditions import conditions
@@ -45,7 +45,7 @@ class Timer:
         """Args: as of :func:`zoo.verify`; ``against`` is a target that stands for the stock layer."""
         if kind != "linear":
             raise ValueError(f"timing: kind {kind!r} has no cases to time; expected 'linear'")
-        self._target, self._kind, self._device, self._seed = target, kind, device, seed
+        self._target, self._kind, self._device, self._seed = target, kind, device_of(device), seed
         self._plan, self._time_limit, self._against = plan, time_limit, against
         self._measurements = plan.measurements(device)
         self._blocks: dict[Measurement, list[list[Block]]] = {m: [] for m in self._measurements}
