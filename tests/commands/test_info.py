@@ -53,15 +53,19 @@ def test_options_change_the_model() -> None:
 
 
 def test_what_is_left_alone_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Reads(nn.Sequential):
-        def forward(self, x: Tensor) -> Tensor:
-            return self[1](x @ self[0].weight.T)
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(3, 4), nn.Linear(4, 2)
 
-    monkeypatch.setitem(registry._builders, "reads", lambda: Reads(nn.Linear(3, 4), nn.Linear(4, 2)))
+        def forward(self, x: Tensor) -> Tensor:
+            return self.two(x @ self.one.weight.T)
+
+    monkeypatch.setitem(registry._builders, "reads", Reads)
     info = describe("reads", options={})
-    assert (info.swapped, list(info.skipped)) == (("1",), ["0"])
-    assert "reads its weight past its forward" in info.skipped["0"]
-    assert "1 left alone (0)" in " ".join(str(info).split())
+    assert (info.swapped, list(info.skipped)) == (("two",), ["one"])
+    assert "reads its weight past its forward" in info.skipped["one"]
+    assert "1 left alone (one)" in " ".join(str(info).split())
     info = describe("torchvision/vit_b_16", options={})
     assert (len(info.swapped), info.skipped) == (37, {})
     assert "image_size" in info.options

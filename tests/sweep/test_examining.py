@@ -116,6 +116,16 @@ def test_a_library_model_both_ways() -> None:
     assert (row.reference, row.untested, row.swapped) == ("timm/test_vit", {}, 25)
 
 
+def test_lean_computes_activations_again() -> None:
+    plain, lean = (examine(Task("timm/test_vit", lean=lean)) for lean in (False, True))
+    assert plain.ok and lean.ok, lean
+    assert (plain.lean, lean.lean) == (False, True)
+    assert (lean.flops, lean.custom_flops, lean.swapped) == (plain.flops, plain.custom_flops, plain.swapped)
+    assert lean.parity is not None and plain.parity is not None
+    assert (lean.parity.outputs, lean.parity.gradients) == (plain.parity.outputs, plain.parity.gradients)
+    assert not examine(Task("torchvision/squeezenet1_1", small=True, gradients=False, lean=True)).lean  # it cannot
+
+
 def test_the_steps_leave_what_is_outside_alone() -> None:
     torch.manual_seed(5)
     examine(Task("mlp", on="meta"))

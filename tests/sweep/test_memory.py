@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from zoo.sweep.memory import need, room
+from zoo.sweep.memory import fitted, need, room
 from zoo.sweep.rows import Task
 
 
@@ -21,6 +21,14 @@ def test_a_model_without_values_needs_nothing() -> None:
 
 def test_of_an_unknown_model_the_least_is_said() -> None:
     assert 0 < need(Task("never heard of")) < need(Task("timm/resnet18"))
+
+
+def test_what_would_take_too_much_is_made_lean() -> None:
+    task = Task("timm/vit_large_patch16_384")
+    assert fitted(task, 10**12) is task
+    lean = fitted(task, 4 * 10**10)
+    assert (lean.name, lean.lean, lean.asked()) == (task.name, True, task.asked())
+    assert need(lean) < need(task)
 
 
 def test_room_on_the_cpu() -> None:

@@ -67,7 +67,7 @@ class Beside:
     def examine(self, task: Task, *, time_limit: float) -> SweepRow:
         with self.lock:
             self.now.append(task.name)
-            self.order.append(task.name)
+            self.order.append(f"{task.name}, lean" if task.lean else task.name)
             self.most.append(tuple(sorted(self.now)))
         time.sleep(0.05)
         with self.lock:
@@ -109,8 +109,8 @@ def test_one_that_was_alone_is_not_looked_at_again(beside: type[Beside]) -> None
 def test_one_that_was_short_of_something_is_looked_at_again_last(beside: type[Beside]) -> None:
     found = rows(["starved", "wrong", "2"])
     assert (len(found), found[-1].name, found[-1].ok) == (3, "starved", False)  # alone too
-    assert (beside.order.count("starved"), beside.order.count("wrong")) == (2, 1)  # what is wrong is not
-    assert beside.order[-1] == "starved" and beside.most[-1] == ("starved",)
+    assert (beside.order.count("starved"), beside.order.count("wrong")) == (1, 1)  # what is wrong is not
+    assert beside.order[-1] == "starved, lean" and beside.most[-1] == ("starved",)
 
 
 def test_nothing_begins_after_the_time(beside: type[Beside]) -> None:

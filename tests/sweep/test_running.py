@@ -126,6 +126,19 @@ def test_what_the_time_did_not_reach_is_left_for_the_next_call(
     assert (len(found.rows), found.resumed, found.left) == (3, 1, 0)
 
 
+def test_two_sweeps_do_not_share_a_file(worker: Fake, tmp_path: Path) -> None:
+    """The second would take off what it thinks a cut-off line of the first."""
+    file = tmp_path / "out.jsonl"
+
+    def second(under_way: Sequence[str], done: int, total: int) -> None:
+        with pytest.raises(ValueError, match="another process is sweeping into this file; wait for its end, or take"):
+            sweep(["resnet18"], on="meta", out=file, resume=False)
+
+    assert sweep(["mlp"], on="meta", out=file, watch=second).ok
+    assert [row.name for row in read(file)] == ["mlp"]
+    assert sweep(["resnet18"], on="meta", out=file).ok  # it is let go of
+
+
 def test_processes_share_the_models(worker: Fake, tmp_path: Path) -> None:
     file, globs = tmp_path / "out.jsonl", ["mlp", "resnet*"]
     found = sweep(globs, on="meta", out=file, processes=3)

@@ -126,10 +126,19 @@ class _Work:
             self.device = torch.device(task.device)
             if self.device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(self.device)
-            model = make(task.name, task.options, device=self.device).eval()
+            model = self.leaner(make(task.name, task.options, device=self.device).eval())
             if task.small:
                 self.found["input"] = shape = smallest_shape(model, shape)
         return model.eval(), shape
+
+    def leaner(self, model: nn.Module) -> nn.Module:
+        """The model, with gradient checkpointing if the task asks for it and the model can."""
+        switch = getattr(model, "set_grad_checkpointing", None)
+        if self.task.lean and callable(switch):
+            with contextlib.suppress(AssertionError):  # so timm refuses it
+                switch(True)
+                self.found["lean"] = True
+        return model
 
     def stock(self, model: nn.Module, one: Tensor, inputs: Tensor) -> bool:
         """Run the model as it was built. Returns whether it can be run at all."""
@@ -183,7 +192,7 @@ class _Work:
             self.untested["state_dict"] = "no model of the same name in torchvision"
             return None
         with torch.device(self.device):
-            reference = build(name, self.task.options).eval()
+            reference = self.leaner(build(name, self.task.options).eval())
         check_state_dict(model, reference).raise_for_failure()
         reference.load_state_dict(model.state_dict(), strict=True)
         model.load_state_dict(reference.state_dict(), strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from zoo.sweep.fields import stored
 from zoo.sweep.rows import Task
 
-__all__ = ["need", "room"]
+__all__ = ["fitted", "need", "room"]
 
 PER_PARAMETER = 33
 """Bytes: the model, its reference and their copy in float64, each with gradients. Measured on an H200."""
@@ -18,6 +19,10 @@ PER_FLOP = 0.03
 less the larger the model. A model of which this says too little is looked at again, alone."""
 LEAST = 1_500_000_000
 """Of CUDA's context, libraries and workspaces."""
+LEAN = 0.2
+"""Of the activations, what is left where they are computed again in backward."""
+LARGE = 0.25
+"""Of the room: a model that takes more is run so."""
 SHARE = 0.85
 """Of the device's memory. The rest is for what the allocator keeps in pieces."""
 
@@ -28,7 +33,12 @@ def need(task: Task) -> int:
     parameters, flops = (0, 0) if fields is None else (fields.parameters or 0, fields.flops or 0)
     if task.on == "meta" or (task.max_parameters is not None and parameters > task.max_parameters):
         return 0
-    return round(PER_PARAMETER * parameters + PER_FLOP * flops + LEAST)
+    return round(PER_PARAMETER * parameters + PER_FLOP * flops * (LEAN if task.lean else 1.0) + LEAST)
+
+
+def fitted(task: Task, room: int) -> Task:
+    """The task, made lean where the model would leave too little of the room to others."""
+    return dataclasses.replace(task, lean=True) if need(task) > LARGE * room else task
 
 
 def room(device: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import threading
 import time
@@ -27,7 +28,7 @@ def examined(
     """The rows of models, each as soon as it is known.
 
     With one process in the order given. With several the largest begin, and a model that ran out of memory or of time
-    beside the others, or whose process died, is looked at again when all are done, with nothing beside it.
+    beside the others, or whose process died, is looked at again when all are done, with nothing beside it, and lean.
 
     Args:
         processes: how many workers.
@@ -42,7 +43,7 @@ def examined(
     starved: list[Task] = []
     for task, row in _together(given, processes, time_limit, _Queue(given, need=need, room=room, until=until), begun):
         if processes > 1 and row.failure is not None and row.failure.starved:
-            starved.append(task)
+            starved.append(dataclasses.replace(task, lean=True))
         else:
             yield row
     with Worker() as alone:

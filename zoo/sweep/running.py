@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from zoo.registry import list_models
-from zoo.sweep.lines import append, begin
-from zoo.sweep.memory import need, room
+from zoo.sweep.lines import append, begin, held
+from zoo.sweep.memory import fitted, need, room
 from zoo.sweep.pool import examined
 from zoo.sweep.report import SweepReport
 from zoo.sweep.rows import SweepRow, Task
@@ -86,31 +86,40 @@ def sweep(
         for name in names
     }
     file = None if out is None else Path(out)
-    rows: dict[str, SweepRow] = {} if file is None else begin(file, tasks.values(), resume=resume)
-    resumed = len(rows.keys() & tasks.keys())
-    todo = [tasks[name] for name in names if name not in rows]
+    rows: dict[str, SweepRow] = {}
     under_way: dict[str, None] = {}
+    with contextlib.ExitStack() as stack:
+        if file is not None:
+            stack.enter_context(held(file))
+            rows = begin(file, tasks.values(), resume=resume)
+        resumed = len(rows.keys() & tasks.keys())
+        todo = [tasks[name] for name in names if name not in rows]
+        memory = room(device) if processes > 1 and on == "data" else None
+        if memory is not None:
+            todo = [fitted(task, memory) for task in todo]
 
-    def begun(name: str) -> None:
-        under_way[name] = None
-        watch(tuple(under_way), sum(task.name in rows for task in todo), len(todo))
+        def tell() -> None:
+            watch(tuple(under_way), sum(task.name in rows for task in todo), len(todo))
 
-    found = examined(
-        todo,
-        processes=processes,
-        time_limit=time_limit,
-        until=until,
-        need=need if processes > 1 else lambda task: 0,
-        room=room(device) if processes > 1 and on == "data" else 0,
-        begun=begun,
-    )
-    with contextlib.closing(found):
-        for row in found:
+        def begun(name: str) -> None:
+            under_way[name] = None
+            tell()
+
+        found = examined(
+            todo,
+            processes=processes,
+            time_limit=time_limit,
+            until=until,
+            need=need,
+            room=memory or 0,
+            begun=begun,
+        )
+        for row in stack.enter_context(contextlib.closing(found)):
             rows[row.name] = row
             if file is not None:
                 append(file, row)
             under_way.pop(row.name, None)
-            watch(tuple(under_way), sum(task.name in rows for task in todo), len(todo))
+            tell()
     done = tuple(rows[name] for name in names if name in rows)
     return SweepReport(command, done, resumed, left=len(names) - len(done))
 

@@ -12,7 +12,8 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,8 @@ class Worker:
         self._process = self._context.Process(
             target=_serve, args=(other, str(self._said), self._look, self._share), daemon=True
         )
-        self._process.start()
+        with _deaf_to_interrupts():
+            self._process.start()
         other.close()  # so that the end of the process is the end of the pipe
         if not self._connection.poll(START_LIMIT):
             raise EOFError
@@ -146,9 +148,19 @@ class Worker:
         self._idle = False
 
 
+@contextlib.contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """A process that begins inside does not hear Ctrl-C, from its start: that is the parent's, who ends it."""
+    resource_tracker.ensure_running()  # which would open the ears again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _serve(connection: Connection, said: str, look: Look | None, share: int) -> None:
     """The process: a task in; the steps, then the row out."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, who ends this
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")  # where memory runs out, this is what has to go
     os.environ["ZOO_WORKER_FOLDER"] = str(Path(said).parent)  # for files that go where this process is killed
