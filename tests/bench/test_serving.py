@@ -108,7 +108,15 @@ def test_an_answer_to_another_request_fails(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(bench, "compiled", stale)
     (row,) = run(peers=["compiled"]).rows
-    assert "the logits of zoo: error" in row.failure and "the logits of peer: error" in row.failure
+    assert row.ok and row.note.startswith("the logits were not judged, for torch's own are wrong: error")
+    real = bench._answering
+
+    def answering(model: nn.Module, *args: Any) -> Any:
+        return real(stale(model) if policy_of(model) else model, *args)
+
+    monkeypatch.setattr(bench, "_answering", answering)  # zoo's alone
+    (row,) = run(peers=["eager"]).rows
+    assert row.failure.startswith("the logits of zoo: error") and not row.note
 
 
 def test_logits_are_judged_by_the_error_of_the_peer() -> None:
@@ -118,13 +126,13 @@ def test_logits_are_judged_by_the_error_of_the_peer() -> None:
     assert 1e-3 < row.peer_error < 1e-1 and row.zoo_error < 2 * row.peer_error
     right = Measure((2, 10), torch.bfloat16, 0.02, 0.01, 1.0, 0.5, 2000)
     m = bench.ServeMeasurement("mlp", "bf16", "compiled", 2)
-    assert not bench._wrong(right, right, right, m)
-    assert not bench._wrong(right.scaled(1.9, right.dtype), right, right, m)
-    (told,) = bench._wrong(right.scaled(4, right.dtype), right, right, m)
-    assert told.startswith("the logits of zoo: error 8.0e-02 is over") and told.endswith("compiled 2.0e-02)")
-    # where torch.compile's own are wrong, zoo's are not excused by them
-    lost = right.scaled(25, right.dtype)
-    assert len(bench._wrong(lost, lost, right, m)) == 2 and len(bench._wrong(right, lost, right, m)) == 1
+    assert bench._judged(right, right, right, m) == ("", "")
+    assert bench._judged(right.scaled(1.9, right.dtype), right, right, m) == ("", "")
+    failure, note = bench._judged(right.scaled(4, right.dtype), right, right, m)
+    assert failure.startswith("the logits of zoo: error 8.0e-02 is over") and not note
+    # where torch.compile's own are wrong, nobody's are judged by them
+    failure, note = bench._judged(right, right.scaled(25, right.dtype), right, m)
+    assert not failure and note.endswith("(zoo's 2.0e-02, torch's compiled 5.0e-01, eagerly 2.0e-02)")
 
 
 def test_a_side_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,5 +199,5 @@ def test_a_real_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(zoo.layers.Linear, "forward", slow)
     (row,) = run(calls=20).rows
-    assert row.zoo_p50_us is not None and row.zoo_p50_us > 3 * 2000  # three Linears
+    assert row.zoo_p50_us is not None and row.zoo_p50_us > 2000  # the last Linear; the others run as a unit
     assert row.speedup is not None and row.speedup < 1

@@ -107,15 +107,11 @@ def test_bench_model():
 
 
 def test_bench_serving_with_and_without_cuda_graphs():
-    report = bench_serving(["mlp", "timm/vit_tiny_patch16_224"], modes=["bf16"], batches=[1, 8], device=CUDA, calls=100)
-    assert report.ok, "\n".join(
-        [str(report), *(f"{row.zoo_error} {row.peer_error} {row.eager_error}" for row in report.rows)]
-    )
-    assert [(row.peer, row.cuda_graphs) for row in report.rows if row.batch == 1] == [
-        ("eager", None),
-        ("compiled", True),
-    ] * 2
-    medians = {(row.model, row.peer, row.batch): (row.zoo_p50_us, row.peer_p50_us) for row in report.rows}
-    for side in (0, 1):  # launches are what a small request costs, and a graph has one
-        graph, eager = (medians["timm/vit_tiny_patch16_224", peer, 1][side] for peer in ("compiled", "eager"))
-        assert graph < eager
+    model = "timm/vit_tiny_patch16_224"
+    report = bench_serving([model], modes=["bf16"], batches=[1], device=CUDA, calls=100)
+    assert report.ok, str(report)
+    assert [(row.peer, row.cuda_graphs) for row in report.rows] == [("eager", None), ("compiled", True)]
+    for row in report.rows:  # torch's own compiled logits may be wrong, and then that is said
+        assert row.note or row.zoo_error < 2 * row.peer_error, row
+    eager, graph = report.rows  # launches are what a small request costs, and a graph has one
+    assert graph.zoo_p50_us < eager.zoo_p50_us and graph.peer_p50_us < eager.peer_p50_us
