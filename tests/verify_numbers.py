@@ -90,16 +90,19 @@ def _caught(device: str) -> dict[Any, str]:
     return {**saboteurs.CAUGHT_BY, **(gpu_saboteurs.ON_GPU if device.startswith("cuda") else {})}
 
 
-def units(device: str, repeats: int, runs: int, only: str) -> Iterator[Unit]:
-    """Seed by seed, so that what is cut off has all layers."""
-    for seed in range(repeats):
-        for index, layer in enumerate(_caught(device)):
-            if only in layer.__name__:
-                yield Unit("saboteurs", "linear", index, seed, device)
+def units(device: str, repeats: int, runs: int, only: str) -> list[Unit]:
+    """Seed by seed, and after each its share of the right layers' runs: what is cut off has some of all."""
+    caught = [i for i, layer in enumerate(_caught(device)) if only in layer.__name__]
     right = [(kind, i) for kind in KINDS for i, layer in enumerate(CONTROLS[kind]) if only in layer.__name__]
-    for number in range(runs if right else 0):
-        kind, index = right[number % len(right)]
-        yield Unit("honest", kind, index, number // len(right), device)
+    honest_runs = [
+        Unit("honest", *right[number % len(right)], number // len(right), device)
+        for number in range(runs if right else 0)
+    ]
+    found: list[Unit] = []
+    for seed in range(repeats):
+        found += [Unit("saboteurs", "linear", index, seed, device) for index in caught]
+        found += honest_runs[seed * runs // repeats : (seed + 1) * runs // repeats]
+    return found if repeats else honest_runs
 
 
 def found_by(unit: Unit) -> list[str]:

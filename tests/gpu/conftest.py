@@ -28,6 +28,20 @@ LONG = (
 """Parts of the names of the tests that take longest: where several processes share the work they come first."""
 
 
+QUIET = (
+    "planted",
+    "saboteur_is_suspect",
+    "equals",
+    "clock",
+    "tricks",
+    "cupti",
+    "other_kinds",
+    "persisting",
+    "bench_linear",
+)
+"""Where the tests are run one after the other, the claims about timing come first."""
+
+
 def reason_to_skip():
     if not torch.cuda.is_available():
         return "no CUDA GPU here"
@@ -43,13 +57,12 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason=reason))
         elif shared and item.get_closest_marker("quiet"):
             item.add_marker(pytest.mark.skip(reason="it needs the GPU for itself; run it without -n"))
-    if shared:
-        items.sort(key=place)
+    order = LONG if shared else QUIET
+    items.sort(key=lambda item: place(item, order) if "tests/gpu" in item.nodeid else len(order))
 
 
-def place(item):
-    ranks = [rank for rank, part in enumerate(LONG) if part in item.name] if "tests/gpu" in item.nodeid else []
-    return min(ranks, default=len(LONG))
+def place(item, order):
+    return next((rank for rank, part in enumerate(order) if part in item.name), len(order))
 
 
 @pytest.fixture(autouse=True)

@@ -36,13 +36,15 @@ def test_a_unit_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("claim='inf'" in text for text in wrong)
 
 
-def test_all_layers_come_before_the_second_seed() -> None:
-    found = list(units("cpu", 2, 40, ""))
-    caught = [unit for unit in found if unit.part == "saboteurs"]
-    assert len(caught) == 2 * len(saboteurs.CAUGHT_BY) and caught[len(saboteurs.CAUGHT_BY)].seed == 1
+def test_what_is_cut_off_has_some_of_all() -> None:
+    found = units("cpu", 2, 40, "")
+    every = len(saboteurs.CAUGHT_BY)
+    assert [unit.part for unit in found] == (["saboteurs"] * every + ["honest"] * 20) * 2
+    assert {unit.seed for unit in found[:every]} == {0} and found[-21].seed == 1
     right = [unit for unit in found if unit.part == "honest"]
-    assert len(right) == 40 and len({unit.name for unit in right}) >= 10 and right[-1].seed == 2
-    assert len(set(found)) == len(found)
+    assert len({unit.name for unit in right[:20]}) >= 10 and right[-1].seed == 2
+    assert len(set(found)) == len(found) == 2 * every + 40
+    assert [unit.part for unit in units("cpu", 0, 3, "")] == ["honest"] * 3
 
 
 def test_it_goes_on_where_it_was_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +67,7 @@ def test_it_goes_on_where_it_was_cut_off(tmp_path: Path, monkeypatch: pytest.Mon
     assert not first["summary"]["complete"]["saboteurs"] and "summary" in first and first["machine"]["torch"]
     while not all(json.loads(file.read_text())["summary"]["complete"].values()):
         CliRunner().invoke(app, words)
-    assert len(ran) == len(set(ran)) == len(list(units("cpu", 2, 2, "er")))
+    assert len(ran) == len(set(ran)) == len(units("cpu", 2, 2, "er"))
 
 
 def test_a_unit_that_raises_is_told() -> None:

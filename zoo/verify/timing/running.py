@@ -197,7 +197,8 @@ class Timer:
         if self._device.type != "cuda":
             return None
         name = torch.cuda.get_device_name(self._device)
-        peak = peak_of(name, m.dtype, torch.get_float32_matmul_precision())
+        tf32 = m.case.kind == "conv2d" and torch.backends.cudnn.allow_tf32  # which products' precision does not rule
+        peak = peak_of(name, m.dtype, "high" if tf32 else torch.get_float32_matmul_precision())
         if peak is None:
             return None
         least = m.case.flops(backward=m.backward) / peak.flops
