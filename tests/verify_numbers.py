@@ -176,7 +176,10 @@ class Numbers:
         self.data: dict[str, Any] = {"schema": 1, **{part: {} for part in PARTS}}
         if file.exists():
             self.data |= json.loads(file.read_text(encoding="utf-8"))
-        self.data |= {"machine": asdict(examine(device)), "command": command, "wanted": wanted}
+        before = self.data.get("wanted", {})  # a command may ask for one part, and the next for another
+        wanted = {name: max(number, before.get(name, 0)) for name, number in wanted.items()}
+        commands = dict.fromkeys([*self.data.get("commands", ()), command])
+        self.data |= {"machine": asdict(examine(device)), "commands": list(commands), "wanted": wanted}
 
     def done(self, unit: Unit) -> bool:
         return unit.seed in self.data[unit.part].get(unit.name, {}).get("seeds", ())

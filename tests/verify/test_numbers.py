@@ -88,7 +88,8 @@ def test_times_are_kept_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.
     numbers.time("equals", "seed 0", lambda: script._timer("", CPU, 0, plan), time.monotonic() + 100)
     (row,) = numbers.data["equals"]["seed 0"]
     assert row["speedup"] and numbers.summary()["comparisons of equals"] == 1
-    again = Numbers(tmp_path / "numbers.json", CPU, "", wanted)
+    again = Numbers(tmp_path / "numbers.json", CPU, "another", {**wanted, "honest": 3, "equals": 0})
+    assert again.data["wanted"] == {**wanted, "honest": 3} and again.data["commands"] == ["", "another"]
     again.time("equals", "seed 0", lambda: pytest.fail("it is there"), time.monotonic() + 100)
     for verdict, right in (("FASTER", True), ("SUSPECT", False)):  # one of a hundred may be told apart
         row["verdict"] = verdict
