@@ -168,3 +168,13 @@ def test_against_a_twin() -> None:
     ):
         with pytest.raises(ValueError, match=text):
             zoo.verify(nn.Linear, against=against, isolate=False)
+
+
+def test_what_a_layer_sets_in_one_claim_is_not_there_in_the_next() -> None:
+    """Else it would be what was set before the layer was called."""
+    before = torch.get_float32_matmul_precision()
+    for isolate in (False, True):
+        claims = ("values", "global-state")
+        report = zoo.verify("support.saboteurs:sets_precision", models=(), claims=claims, isolate=isolate)
+        assert [v.status for v in report.verdicts] == [PASS, PASS, FAIL], report
+    assert torch.get_float32_matmul_precision() == before

@@ -254,9 +254,10 @@ def _against(task: Task) -> Any:
 
 
 def judge_claim(claim: Claim, subject: Subject, *, seed: int = 0) -> Verdict:
-    """The verdict on one claim about a layer, in this process; torch's random state comes back as it was."""
+    """The verdict on one claim about a layer, in this process; torch's global settings and random state come back as
+    they were."""
     begun = time.monotonic()
-    with torch.random.fork_rng(devices=[] if subject.device.type == "cpu" else None):
+    with _settings_kept(), torch.random.fork_rng(devices=[] if subject.device.type == "cpu" else None):
         torch.manual_seed(zlib.crc32(f"{seed} {claim.name}".encode()))
         with judged_entries() as entries:
             try:
@@ -265,6 +266,27 @@ def judge_claim(claim: Claim, subject: Subject, *, seed: int = 0) -> Verdict:
             except Exception as error:
                 status, reason = outcome_of(error)
     return _with_error(_verdict(claim, status, reason, time.monotonic() - begun), entries)
+
+
+_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    (torch.get_num_threads, torch.set_num_threads),
+)
+
+
+@contextlib.contextmanager
+def _settings_kept() -> Iterator[None]:
+    """What a layer sets in one claim would else pass for what was set before it in the next."""
+    before = [read() for read, _ in _SETTINGS]
+    try:
+        yield
+    finally:
+        for (read, put), value in zip(_SETTINGS, before, strict=True):
+            if read() != value:
+                put(value)
 
 
 def _with_error(verdict: Verdict, entries: Sequence[Entry]) -> Verdict:
