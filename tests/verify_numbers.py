@@ -152,9 +152,10 @@ EQUALS = ("vit_b/head", "vit_b/proj", "convnext_t/stage4_fc2", "resnet*", "mnist
 
 
 def planted_plan(device: torch.device) -> Plan:
-    """As the full form, on one case."""
-    blocks = 40 if device.type == "cuda" else 10
-    return Plan("full", 5, blocks, (SMALL,), ("float32",), ("eager",), ("forward",), ("warm",))
+    """As the full form, on one case, in fewer blocks: on an H200 40 found 2% of 20 µs to within 0.3%."""
+    return Plan(
+        "full", 5, 15 if device.type == "cuda" else 10, (SMALL,), ("float32",), ("eager",), ("forward",), ("warm",)
+    )
 
 
 def equals_plan(device: torch.device) -> Plan:

@@ -241,5 +241,11 @@ class Here:
     def __exit__(self, *_: object) -> None:
         pass
 
+    def start(self) -> None:
+        pass
+
+    def wait(self) -> None:
+        pass
+
     def ask(self, task: Any, *, time_limit: float, heard: Any) -> Any:
         return self.look(task, heard)

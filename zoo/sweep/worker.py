@@ -53,7 +53,7 @@ class Worker:
         self._context = multiprocessing.get_context("spawn")
         self._process: multiprocessing.process.BaseProcess | None = None
         self._connection: Connection | None = None
-        self._idle = False
+        self._idle = self._ready = False
         self._folder = tempfile.TemporaryDirectory(prefix="zoo-sweep-")
         self._said = Path(self._folder.name, "output.txt")
 
@@ -105,11 +105,29 @@ class Worker:
         self._stop()
         raise Ended(step, message)
 
-    def _started(self) -> Connection:
+    def start(self) -> None:
+        """Begin the process, without waiting until it is ready: several may import at once."""
         if self._process is not None and not self._process.is_alive():  # it died idle: not this model's fault
             self._stop()
-        if self._connection is not None:
-            return self._connection
+        if self._connection is None:
+            self._launch()
+
+    def wait(self) -> None:
+        """Until the process is ready, or has ended; then asking it tells how."""
+        with contextlib.suppress(EOFError, ConnectionResetError):
+            self._started()
+
+    def _started(self) -> Connection:
+        self.start()
+        assert self._connection is not None
+        if not self._ready:
+            if not self._connection.poll(START_LIMIT):
+                raise EOFError
+            self._connection.recv()
+            self._ready = True
+        return self._connection
+
+    def _launch(self) -> None:
         self._connection, other = self._context.Pipe()
         self._process = self._context.Process(
             target=_serve, args=(other, str(self._said), self._look, self._share), daemon=True
@@ -117,10 +135,6 @@ class Worker:
         with _deaf_to_interrupts():
             self._process.start()
         other.close()  # so that the end of the process is the end of the pipe
-        if not self._connection.poll(START_LIMIT):
-            raise EOFError
-        self._connection.recv()
-        return self._connection
 
     def _how_it_ended(self) -> str:
         assert self._process is not None
@@ -145,7 +159,7 @@ class Worker:
             self._process.kill()
             self._process.join()
         self._process = self._connection = None
-        self._idle = False
+        self._idle = self._ready = False
 
 
 @contextlib.contextmanager

@@ -142,6 +142,24 @@ def test_reports_on_the_way() -> None:
     assert data["rows"][0]["pass"] == "forward" and "pass_" not in data["rows"][0]
 
 
+def test_cupti_is_asked_in_two_processes_that_none_foretells(monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks: list[Any] = []
+
+    class Notes(Here):
+        def ask(self, task: Any, **_: Any) -> Any:
+            tasks.append(task)
+            return contest.Answer((), None)
+
+    monkeypatch.setattr(running, "Worker", Notes)
+    monkeypatch.setattr(running, "conditions", lambda device: {})
+    for _ in range(12):
+        timer = Timer(nn.Linear, kind="linear", device=CPU, seed=0, plan=replace(PLAN, processes=5))
+        for _ in timer.steps:
+            timer.step()
+    chosen = {tuple(i for i in range(5) if tasks[start + i].profiled) for start in range(0, 60, 5)}
+    assert {len(which) for which in chosen} == {2} and len(chosen) > 1
+
+
 def test_blocks_are_symmetric_and_drawn_anew() -> None:
     import random
 
