@@ -35,6 +35,7 @@ from zoo.bench.cases import Case, cases_named
 from zoo.machine import device_of, examine
 from zoo.verify.claims import cuda, processes
 from zoo.verify.outcome import FAIL, PASS, REFUSED, UNTESTED, Verdict
+from zoo.verify.ranks import _die_with
 from zoo.verify.running import chosen_claims, judge_claim, judging
 from zoo.verify.subject import Subject
 from zoo.verify.timing.judging import FASTER, SLOWER, SUSPECT
@@ -328,7 +329,8 @@ def _answers(left: list[Unit], jobs: int, until: float) -> Iterator[tuple[Unit, 
 
 
 def _pool(jobs: int) -> concurrent.futures.ProcessPoolExecutor:
-    return concurrent.futures.ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"))
+    context = multiprocessing.get_context("spawn")  # where this process is killed, they end too
+    return concurrent.futures.ProcessPoolExecutor(jobs, context, initializer=_die_with, initargs=(os.getpid(),))
 
 
 def _told(future: concurrent.futures.Future[list[str]]) -> list[str]:
