@@ -80,6 +80,18 @@ def recording(build: type, record: dict) -> type:
             folder = Path(self.get_ext_fullpath("zoo._C")).parent
             (folder / "_build_info.json").write_text(json.dumps(record, indent=2) + "\n")
 
+        def build_extension(self, extension: Extension) -> None:
+            try:
+                super().build_extension(extension)
+            except Exception as error:
+                if not extension.optional:
+                    raise
+                print(
+                    f"zoo: building without {extension.name}, which does not compile with torch {record['torch']} "
+                    f"here: {str(error).splitlines()[0]}",
+                    file=sys.stderr,
+                )
+
     return Build
 
 

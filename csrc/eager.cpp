@@ -20,6 +20,7 @@
 #include <tuple>
 #include <vector>
 
+namespace zoo {  // not an anonymous one: a graph's nodes are named after these classes
 namespace {
 
 using at::Tensor;
@@ -157,6 +158,8 @@ Tensor widened(bool wide, const Tensor& gradient) {
   return wide && gradient.defined() ? gradient.to(at::kFloat) : gradient;
 }
 
+}  // namespace
+
 struct LinearFunction : torch::autograd::Function<LinearFunction> {
   // y, and the product before the activation: an output too, it carries what a second derivative sends back
   static variable_list forward(
@@ -270,6 +273,8 @@ struct MlpFunction : torch::autograd::Function<MlpFunction> {
     return made;
   }
 };
+
+namespace {
 
 // The arguments as Python gave them
 
@@ -388,7 +393,8 @@ PyMethodDef methods[] = {
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C_eager", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace
+}  // namespace zoo
 
 PyMODINIT_FUNC PyInit__C_eager() {
-  return PyModule_Create(&module);
+  return PyModule_Create(&zoo::module);
 }

@@ -1,8 +1,8 @@
-"""Host time of zoo's layers beside torch's: ``python tests/host_time.py [cpu|cuda] [FILE.json]``; exit code 1 if too long.
+"""Host time of zoo's layers beside torch's: ``python tests/host_time.py [cpu|cuda] [FILE.json]``.
 
-Small layers, whose host time is longer than what the device needs, in turn with the stock ones: medians over rounds, and
-of the rounds' ratios. On a GPU it is not waited for between the calls of a round. On the CPU one large layer tells that
-the product itself takes as long.
+Small layers, whose host time is longer than what the device needs, in turn with the stock ones: medians over rounds,
+and of the rounds' ratios. On a GPU it is not waited for between the calls of a round. On the CPU one large layer tells
+that the product itself takes as long. Exit code 1 where a ratio is over its limit.
 """
 
 from __future__ import annotations

@@ -138,6 +138,7 @@ def test_examine_runs_a_linear_here() -> None:
     assert (cpu["device"], cpu["kernel"], cpu["failure"]) == ("cpu", "aten", None)
     assert 0 < cpu["error"] < 1e-6
     assert [library["name"] for library in data["libraries"]] == [*LIBRARIES]
+    assert Path(data["libraries"][0]["path"]).suffix in (".so", ".pyd")  # and not the stub beside it
     assert data["versions"][0] == {"name": "torch", "version": torch.__version__, "error": None}
 
 

@@ -320,7 +320,9 @@ def _cuda_of(nvcc: str) -> str | None:
 
 
 def _libraries() -> tuple[Library, Library, Library]:
-    paths = {name: next(_PACKAGE.glob(f"{name}.*"), None) for name in LIBRARIES}
+    paths = {
+        name: next((p for p in _PACKAGE.glob(f"{name}.*") if p.suffix in (".so", ".pyd")), None) for name in LIBRARIES
+    }
     places = {name: str(path) if path else None for name, path in paths.items()}
     try:
         library = importlib.import_module("zoo.ops._library")

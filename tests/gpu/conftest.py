@@ -13,8 +13,19 @@ from support.gpu_memory import memory_in_turn
 from zoo.machine import free_bytes
 from zoo.ops import _library
 
-LONG = ("test_torchrun", "conv2d-", "triton", "test_split_models", "in_models[", "in_a_worker", "reduce_overhead")
-"""Parts of the names of tests that take longest: where several processes share the work they come first."""
+LONG = (
+    "a_package_runs",
+    "triton_example",
+    "accuracy_parity",
+    "split_models",
+    "in_models",
+    "in_a_worker",
+    "torchrun",
+    "mlp-",
+    "conv2d-",
+    "OneNumberOnly",
+)
+"""Parts of the names of the tests that take longest: where several processes share the work they come first."""
 
 
 def reason_to_skip():
@@ -33,7 +44,12 @@ def pytest_collection_modifyitems(items):
         elif shared and item.get_closest_marker("quiet"):
             item.add_marker(pytest.mark.skip(reason="it needs the GPU for itself; run it without -n"))
     if shared:
-        items.sort(key=lambda item: not ("tests/gpu" in item.nodeid and any(part in item.name for part in LONG)))
+        items.sort(key=place)
+
+
+def place(item):
+    ranks = [rank for rank, part in enumerate(LONG) if part in item.name] if "tests/gpu" in item.nodeid else []
+    return min(ranks, default=len(LONG))
 
 
 @pytest.fixture(autouse=True)

@@ -16,6 +16,7 @@ from zoo.train import TrainConfig, train
 from zoo.train.log import read_log
 
 GPUS = torch.cuda.device_count()
+RANKS = min(GPUS, 2)
 two_gpus = pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")
 CASES = [(kind, way) for kind in ("perceptron", "transformer") for way in ("ddp", "fsdp", "tensor_parallel")]
 FIELDS = {
@@ -33,10 +34,9 @@ FIELDS = {
 }
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=two_gpus)])
-def test_split_models_compute_the_same_by_the_operator(ranks):
+def test_split_models_compute_the_same_by_the_operator():
     """Outputs and gradients by the parity rule, and no product of torch's own among what ran."""
-    for wrong in run_on(ranks, sharded.all_compared, CASES, gpus=True):
+    for wrong in run_on(RANKS, sharded.all_compared, CASES, gpus=True):
         assert not wrong, "\n".join(wrong)
 
 
@@ -44,33 +44,45 @@ def losses(folder):
     return [line["loss"] for line in read_log(folder / "log.jsonl") if line["event"] == "step"]
 
 
-def trained(fields, folder):
-    for strategy in ("ddp", "fsdp", "tp"):
-        training.go({**fields, "strategy": strategy}, f"{folder}/{strategy}", False, 16)
-        assert training.go({**fields, "strategy": strategy}, f"{folder}/{strategy}", True).resumed_from == 14
+AUTOCASTS = {"none": 1e-4, "bf16": 2e-2}
+"""And how far a loss may be off."""
+STRATEGIES = ("ddp", "fsdp", "tp")
+WITH_BATCH_NORMS = {
+    **FIELDS,
+    "model": "resnet18",
+    "options": {},
+    "size": 32,
+    "ema": None,
+    "epochs": 1,
+    "optimizer": "sgd",
+}
 
 
-@two_gpus
-@pytest.mark.parametrize("autocast", ["none", "bf16"])
-def test_two_gpus_take_the_steps_of_one(tmp_path, autocast):
-    """Broken off and gone on with, too."""
-    fields = {**FIELDS, "autocast": autocast}
-    whole = train(TrainConfig(**fields), tmp_path / "one")
-    run_on(2, trained, fields, tmp_path, gpus=True)
-    for strategy in ("ddp", "fsdp", "tp"):
-        want = losses(tmp_path / "one")
-        assert losses(tmp_path / strategy)[:20] == pytest.approx(want[:20], rel=1e-4 if autocast == "none" else 2e-2)
-        accuracy = [line for line in read_log(tmp_path / strategy / "log.jsonl") if line["event"] == "epoch"][-1]
-        assert accuracy["accuracy"] == pytest.approx(whole.accuracy, abs=0.02)
-
-
-@two_gpus
-def test_batch_norms_over_both_gpus(tmp_path):
-    """With sync_bn two GPUs take the steps of one; without, each normalizes its own half."""
-    fields = {**FIELDS, "model": "resnet18", "options": {}, "size": 32, "ema": None, "epochs": 1, "optimizer": "sgd"}
-    train(TrainConfig(**fields), tmp_path / "one")
+def trained(folder):
+    """All that two GPUs train here, in the order of what is most to be known."""
+    for autocast in AUTOCASTS:
+        for strategy in STRATEGIES:
+            fields, where = {**FIELDS, "autocast": autocast, "strategy": strategy}, f"{folder}/{strategy}-{autocast}"
+            training.go(fields, where, False, 16)
+            assert training.go(fields, where, True).resumed_from == 14
     for sync in (True, False):
-        run_on(2, training.go, {**fields, "sync_bn": sync}, tmp_path / str(sync), gpus=True)
+        training.go({**WITH_BATCH_NORMS, "sync_bn": sync}, f"{folder}/{sync}")
+
+
+@two_gpus
+def test_two_gpus_take_the_steps_of_one(tmp_path):
+    """Broken off and gone on with, too. With sync_bn also those of a model with batch norms; without, each GPU
+    normalizes its own half."""
+    run_on(2, trained, tmp_path, gpus=True)
+    for autocast, off in AUTOCASTS.items():
+        whole = train(TrainConfig(**FIELDS, autocast=autocast), tmp_path / f"one-{autocast}")
+        want = losses(tmp_path / f"one-{autocast}")
+        for strategy in STRATEGIES:
+            where = tmp_path / f"{strategy}-{autocast}"
+            assert losses(where)[:20] == pytest.approx(want[:20], rel=off), f"{strategy} {autocast}"
+            accuracy = [line for line in read_log(where / "log.jsonl") if line["event"] == "epoch"][-1]
+            assert accuracy["accuracy"] == pytest.approx(whole.accuracy, abs=0.02), f"{strategy} {autocast}"
+    train(TrainConfig(**WITH_BATCH_NORMS), tmp_path / "one")
     want = losses(tmp_path / "one")[:5]
     off = {
         sync: max(abs(a - b) for a, b in zip(losses(tmp_path / sync), want, strict=False)) for sync in ("True", "False")
@@ -103,8 +115,7 @@ assert torch.cuda.memory_allocated(1) > 0
 
 def test_torchrun(tmp_path):
     """As many ranks as there are GPUs, at most two, from the command line."""
-    ranks = min(GPUS, 2)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
     asked = ["mlp", "--data", "digits", "--epochs", "3", "--device", "cuda", "--out", str(tmp_path / "run"), "--json"]
     done = subprocess.run(
         [*command, "-m", "zoo.train", *asked, "--strategy", "fsdp"],
@@ -114,6 +125,7 @@ def test_torchrun(tmp_path):
         check=False,
         timeout=120,
     )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert done.stdout.count('"accuracy"') == 1, f"{done.stdout}\n{done.stderr}"
-    assert read_log(tmp_path / "run" / "log.jsonl")[0]["ranks"] == ranks
+    said = f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"  # of torchrun and of its ranks
+    assert done.returncode == 0, said
+    assert done.stdout.count('"accuracy"') == 1, said
+    assert read_log(tmp_path / "run" / "log.jsonl")[0]["ranks"] == RANKS

@@ -82,7 +82,7 @@ def test_an_honest_layer_is_not_flagged(layer: object) -> None:
 
 @pytest.mark.parametrize("layer", [honest.addmm, Linear], ids=lambda layer: layer.__qualname__)
 def test_an_honest_layer_is_not_flagged_in_models(layer: object) -> None:
-    for claim in (*claims_of("mlp"), *claims_of("timm/vit_tiny_patch16_224")):
+    for claim in (*claims_of("mlp"), *claims_of("timm/test_vit")):
         found = judge_claim(claim, Subject(layer, torch.device("cuda")))
         assert found.status == PASS or (claim.name.startswith("model-top-1@timm") and found.status == UNTESTED), found
 

@@ -213,6 +213,15 @@ def test_a_change_in_place_before_backward_is_found(device):
         y.sum().backward()
 
 
+def test_an_output_may_be_changed_in_place(device):
+    x, w, b = layer(device, "linear")
+    y = eager_linear(x, w, b, None)
+    assert "zoo::LinearFunction" in y.grad_fn.name()
+    got = torch.autograd.grad(y.relu_().sum(), (x, w, b))
+    want = torch.autograd.grad(nn.functional.linear(x, w, b).relu().sum(), (x, w, b))
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
 def test_a_graph_is_freed_and_says_so(device):
     args = layer(device, "mlp")
     y = eager_mlp(*args, "gelu")

@@ -82,7 +82,7 @@ class Refuses(nn.Linear):
     """A backward by hand that is differentiable once, and neither half precision, autocast nor torch.func."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if self.weight.dtype == torch.float16 or torch.is_autocast_enabled("cpu"):
+        if self.weight.dtype == torch.float16 or any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
             raise NotImplementedError("float16 and autocast are not supported; use float32 or bfloat16")
         return _Function.apply(input, self.weight, self.bias)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ import torch.distributed as dist
 from support.dying import SERVER
 
 SECONDS = 300
+AFTER_A_FAILURE = 30
+"""Seconds for the other ranks: by NCCL they wait for the one that failed."""
 
 
 def run_on(ranks: int, function: Callable[..., Any], *args: Any, gpus: bool = False) -> list[Any]:
@@ -40,24 +43,30 @@ def outcomes(ranks: int, function: Callable[..., Any], *args: Any, gpus: bool = 
             theirs.close()
             pipes.append(mine)
             processes.append(process)
-        answers = [_answer(pipe, process) for pipe, process in zip(pipes, processes, strict=True)]
+        answers: list[tuple[bool, Any]] = [(False, f"no answer within {SECONDS} s")] * ranks
+        waiting, until = dict(zip(pipes, range(ranks), strict=True)), time.monotonic() + SECONDS
+        while waiting and (ready := wait(list(waiting), max(0.0, until - time.monotonic()))):
+            for pipe in ready:
+                rank = waiting.pop(pipe)
+                answers[rank] = _answer(pipe, processes[rank])
+                if not answers[rank][0] and gpus:
+                    until = min(until, time.monotonic() + AFTER_A_FAILURE)
         for process in processes:
             process.join(5)
             process.kill()
     return answers
 
 
-def _answer(pipe: Connection, process: Any) -> tuple[bool, Any]:
+def _answer(pipe: Any, process: Any) -> tuple[bool, Any]:
     try:
-        return pipe.recv() if pipe.poll(SECONDS) else (False, f"no answer within {SECONDS} s")
+        answer: tuple[bool, Any] = pipe.recv()
+        return answer
     except EOFError:
         process.join()
         return False, f"it died with exit code {process.exitcode}"
 
 
-def _work(
-    pipe: Connection, rank: int, ranks: int, folder: str, function: Callable[..., Any], args: Any, gpus: bool
-) -> None:
+def _work(pipe: Any, rank: int, ranks: int, folder: str, function: Callable[..., Any], args: Any, gpus: bool) -> None:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     os.environ["LOCAL_RANK"] = str(rank)

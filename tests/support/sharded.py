@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.profiler import profile
+from torch.profiler import ProfilerActivity, profile
 
 import zoo
 from zoo.judging import judge, measure
@@ -173,7 +173,7 @@ def compared(kind: str, way: str, device: str = "cpu") -> list[tuple[str, list[l
     assert report.swapped
     split = WAYS[way](model, place), WAYS[way](custom, place)
     references = values(exact, x)
-    with profile(record_shapes=True) as seen:
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
         got = of_all(split[1], x) if way == "ddp" else values(split[1], x)
     stock = of_all(split[0], x) if way == "ddp" else values(split[0], x)
     for name, index in (("output", 0), ("gradient", 1)):

@@ -83,7 +83,10 @@ def train(
             resumed_from, damaged = checkpoints.newest(where / "checkpoints", run.restore)
             for line in damaged:
                 say(line)
-            return run.finish(resumed_from=resumed_from)
+            try:
+                return run.finish(resumed_from=resumed_from)
+            finally:
+                run.close()
 
 
 def _check(config: TrainConfig, ranks: Ranks) -> None:
@@ -172,6 +175,7 @@ class _Run:
         self.epoch_sum, self.epoch_mean = 0.0, math.nan
         self.accuracy, self.best, self.best_step = math.nan, -1.0, 0
         self.corrupt = 0
+        self.board: Board | None = None
         self.replaced: list[tuple[int, str]] = []  # by other images, since the last line of the log
         seed_all(config.seed)  # stock and custom begin alike, whatever their builders drew
         if self.part[0]:
@@ -257,7 +261,8 @@ class _Run:
 
     def finish(self, *, resumed_from: int | None) -> TrainReport:
         self.log = Log(self.folder / "log.jsonl", keep=self.step) if self.ranks.leads else Silence()
-        self.board = Board(self.folder / "tensorboard", begin=self.step) if self._shows else None
+        if self.config.tensorboard and self.ranks.leads:
+            self.board = Board(self.folder / "tensorboard", begin=self.step)
         self._log_start(resumed_from)
         self.model.train()
         first, seconds = self.step, 0.0
@@ -287,8 +292,6 @@ class _Run:
                 started = marked = time.perf_counter()
             self.watch(self.step, self.steps, text)
         self._publish("final.safetensors", self.accuracy)
-        if self.board is not None:
-            self.board.close()
         return TrainReport(
             model=self.config.model,
             data=self.config.data,
@@ -305,6 +308,11 @@ class _Run:
             corrupt=self.corrupt,
             folder=str(self.folder),
         )
+
+    def close(self) -> None:
+        """Write what is not yet on the disk, however the run ended."""
+        if self.board is not None:
+            self.board.close()
 
     @property
     def shown(self) -> nn.Module:
@@ -459,10 +467,6 @@ class _Run:
         self.replaced.clear()
 
     # What is told
-
-    @property
-    def _shows(self) -> bool:
-        return self.config.tensorboard and self.ranks.leads
 
     def _record(self, event: str, fields: dict[str, Any]) -> None:
         self.log.write(event, self.step, fields)

@@ -318,7 +318,7 @@ def _timer(target: Any, against: Any, kind: str, device: torch.device, seed: int
 
     for one in (target, against):
         _sendable(one, "define it at a module's top level, for timing")
-    plan = plan_for(device, timing) if isinstance(timing, str) else timing
+    plan = plan_for(device, timing, kind) if isinstance(timing, str) else timing
     return Timer(target, kind=kind, device=device, seed=seed, plan=plan, against=against)
 
 

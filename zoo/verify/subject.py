@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.judging import Entry, Measure, judge, measure
+from zoo.judging import Entry, Measure, judge, measure_all
 from zoo.verify.case import Case
 from zoo.verify.kinds import Suite, suite_of
 from zoo.verify.outcome import REFUSED, Broken, Refused, Untested, outcome_of
@@ -264,20 +264,22 @@ def saying(entry: Entry) -> str:
 
 def measures(case: str, values: Tensors, exact: Tensors, least: Tensors | None = None) -> dict[str, Measure | None]:
     """The errors of what :func:`evaluate` gave, by the case and the tensor's name."""
-    found_all: dict[str, Measure | None] = {}
-    for name in dict.fromkeys((*exact, *values)):
+    names = list(dict.fromkeys((*exact, *values)))
+    pairs: dict[str, tuple[Tensor, Tensor]] = {}
+    for name in names:
         value, right = values.get(name), exact.get(name)
-        key = f"{case} {name}".strip()
-        if value is None or right is None:
-            found_all[key] = None if value is None else measure(value, value.double())
-            continue
-        found = measure(value, right)
-        low = None if least is None else least.get(name)
-        if low is not None:
-            scale = FLOAT64_SLACK * torch.finfo(torch.float64).eps / torch.finfo(low.dtype).eps
-            found = found.at_least(measure(low, right).scaled(scale, found.dtype))
-        found_all[key] = found
-    return found_all
+        if value is not None:
+            pairs[name] = value, (value.double() if right is None else right)
+            low = None if least is None or right is None else least.get(name)
+            if low is not None and right is not None:
+                pairs[f"{name} at least"] = low, right
+    found = measure_all(pairs)  # one wait for the device
+    for name in names:
+        low_found = found.get(f"{name} at least")
+        if low_found is not None:
+            scale = FLOAT64_SLACK * torch.finfo(torch.float64).eps / torch.finfo(low_found.dtype).eps
+            found[name] = found[name].at_least(low_found.scaled(scale, found[name].dtype))
+    return {f"{case} {name}".strip(): found.get(name) for name in names}
 
 
 def _at_least(found: dict[str, Measure | None], other: dict[str, Measure | None]) -> dict[str, Measure | None]:

@@ -22,6 +22,7 @@ from zoo.bench.exact import combined
 from zoo.bench.measuring import DTYPES
 from zoo.judging import Measure, judge, measure
 from zoo.machine import device_of
+from zoo.verify.kinds import suite_of
 from zoo.verify.outcome import REFUSED, outcome_of
 from zoo.verify.target import build, resolve
 from zoo.verify.timing.clocks import CudaClock, Once, busy_us, clock_for, fingerprint
@@ -110,7 +111,7 @@ def look(task: Task, note: Callable[[str], object]) -> Answer:
     if stock_first:
         nn.Linear(8, 8, device=device)(torch.ones(2, 8, device=device))
     layer = resolve(task.target, task.kind)
-    against = nn.Linear if task.against is None else resolve(task.against, task.kind)
+    against = suite_of(task.kind).stock if task.against is None else resolve(task.against, task.kind)
     measured: list[Measured] = []
     contests: list[tuple[_Contest, Measured]] = []
     for measurement in order.sample(task.measurements, len(task.measurements)):
@@ -190,10 +191,11 @@ class _Contest:
         self.m, self.device, self._generator, self._clock = measurement, device, generator, clock
         self.notes: list[str] = []
         case, dtype = measurement.case, DTYPES[measurement.dtype]
-        where: dict[str, Any] = {"bias": case.bias, "device": device, "dtype": dtype}
-        stock = build(against, case.K, case.N, **where)
+        where: dict[str, Any] = {**dict(case.options), "kind": case.kind, "device": device, "dtype": dtype}
+        stock = build(against, *case.sizes, **where)
+        suite_of(case.kind).fill(stock)
         makers: dict[str, Callable[[], nn.Module]] = {
-            LAYER: lambda: build(layer, case.K, case.N, **where),
+            LAYER: lambda: build(layer, *case.sizes, **where),
             EAGER: lambda: stock,
             TWIN: lambda: copy.deepcopy(stock),
         }
@@ -304,11 +306,11 @@ class _Contest:
                 tensor.detach().sum()  # type: ignore[union-attr]
 
     def _inputs(self) -> tuple[Tensor, Tensor | None]:
-        """New values at a new address: x (M, K), and for a backward the gradient of the output (M, N)."""
+        """New values at a new address: the input, and for a backward the gradient of the output."""
         case = self.m.case
-        x = self._values(case.M, case.K).requires_grad_(self.m.backward)
+        x = self._values(*case.input).requires_grad_(self.m.backward)
         # small, so that half precision holds the sums over M
-        return x, self._values(case.M, case.N, scale=case.M**-0.5) if self.m.backward else None
+        return x, self._values(*case.output, scale=case.M**-0.5) if self.m.backward else None
 
     def _values(self, *shape: int, scale: float = 1.0) -> Tensor:
         dtype = DTYPES[self.m.dtype]
