@@ -333,12 +333,16 @@ bool read(PyObject* const* args, size_t count, Call& call) {
   return true;
 }
 
-// Where no gradient is asked for, the parameters as autocast has them: cast once for as long as it lasts.
+// Where no gradient is asked for, the parameters as autocast has them: cast once for as long as it lasts. Not below
+// autograd: the cache keeps what it casts connected to the parameter, for a layer of torch that wants a gradient.
 std::array<Tensor, kMost> lowered(const Call& call) {
   std::array<Tensor, kMost> made = call.tensors;
   if (!call.wide) return made;
+  const auto dtype = made[0].scalar_type();
   for (size_t i = 1; i < kMost; ++i) {
-    if (made[i].defined()) made[i] = at::autocast::cached_cast(made[0].scalar_type(), made[i], made[0].device().type());
+    if (!made[i].defined()) continue;
+    const Tensor cast = at::autocast::cached_cast(dtype, made[i], made[0].device().type());
+    made[i] = cast.scalar_type() == dtype ? cast : made[i].to(dtype);  // an autocast around this one has its own dtype
   }
   return made;
 }
@@ -348,8 +352,8 @@ Tensor run_linear(const Call& call) {
     const auto& [input, weight, bias, _, __] = call.tensors;
     return LinearFunction::apply(input, weight, maybe(bias), call.activation, call.wide)[0];
   }
-  const Below below;
   const auto [input, weight, bias, _, __] = lowered(call);
+  const Below below;
   if (call.activation == 0) return linear().call(input, weight, maybe(bias));
   return std::get<0>(linear_activation().call(input, weight, maybe(bias), kActivations[call.activation], false));
 }
@@ -359,8 +363,8 @@ Tensor run_mlp(const Call& call) {
     const auto& [input, weight1, bias1, weight2, bias2] = call.tensors;
     return MlpFunction::apply(input, weight1, maybe(bias1), weight2, maybe(bias2), call.activation, call.wide)[0];
   }
-  const Below below;
   const auto [input, weight1, bias1, weight2, bias2] = lowered(call);
+  const Below below;
   const Text name = kActivations[call.activation];
   return std::get<0>(mlp().call(input, weight1, maybe(bias1), weight2, maybe(bias2), name, false));
 }
