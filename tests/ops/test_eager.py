@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
@@ -297,6 +299,25 @@ def test_checkpointing(device, reentrant):
     y.sum().backward()
     for t, one in zip(args, want, strict=True):
         assert torch.equal(t.grad, one)
+
+
+@pytest.mark.parametrize(("kind", "activation"), CASES)
+@pytest.mark.parametrize("cast", [False, True])
+def test_a_checkpoint_that_stops_early_keeps_nothing(device, kind, activation, cast):
+    """It stops a recomputation by raising where the last tensor is saved."""
+    freed = []
+
+    def forward(x, *parameters):
+        computed = x * 1
+        freed.append(weakref.ref(computed))
+        return by(kind, activation)[0](computed, *parameters)
+
+    with torch.autocast(device, torch.bfloat16, enabled=cast):
+        y = checkpoint(forward, *layer(device, kind), use_reentrant=False)
+    y.sum().backward()
+    del y
+    gc.collect()
+    assert len(freed) == 2 and [ref() for ref in freed] == [None, None]
 
 
 def test_compiled_autograd(device):
