@@ -158,13 +158,19 @@ Tensor widened(bool wide, const Tensor& gradient) {
   return wide && gradient.defined() ? gradient.to(at::kFloat) : gradient;
 }
 
+// How a Function is called, and where it leaves its first output for recorded()
+struct How {
+  bool wide;
+  Tensor* output;
+};
+
 }  // namespace
 
 struct LinearFunction : torch::autograd::Function<LinearFunction> {
   // y, and the product before the activation: an output too, it carries what a second derivative sends back
   static variable_list forward(
-      AutogradContext* ctx, const Tensor& input, const Tensor& weight, const Maybe& bias, int64_t activation, bool wide) {
-    const bool x_wants = input.requires_grad(), w_wants = weight.requires_grad();
+      AutogradContext* ctx, const Tensor& input, const Tensor& weight, const Maybe& bias, int64_t activation, How how) {
+    const bool x_wants = input.requires_grad(), w_wants = weight.requires_grad(), wide = how.wide;
     const Text name = kActivations[activation];
     Below below;
     variable_list made;
@@ -184,6 +190,7 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     ctx->save_for_backward(
         {where(w_wants, input), where(x_wants, lowered), where(wide && x_wants, weight),
          activation == 0 ? Tensor() : made[from_product(activation) ? 1 : 0]});
+    *how.output = made[0];
     return made;
   }
 
@@ -217,9 +224,10 @@ struct MlpFunction : torch::autograd::Function<MlpFunction> {
   // y, the hidden layer and the product before it
   static variable_list forward(
       AutogradContext* ctx, const Tensor& input, const Tensor& weight1, const Maybe& bias1, const Tensor& weight2,
-      const Maybe& bias2, int64_t activation, bool wide) {
+      const Maybe& bias2, int64_t activation, How how) {
     const bool x_wants = input.requires_grad(), w1_wants = weight1.requires_grad(), w2_wants = weight2.requires_grad();
     const bool first = x_wants || w1_wants || (bias1 && bias1->requires_grad()), by_product = from_product(activation);
+    const bool wide = how.wide;
     const Text name = kActivations[activation];
     Below below;
     Tensor y, hidden, product, low1 = weight1, low2 = weight2;
@@ -230,6 +238,7 @@ struct MlpFunction : torch::autograd::Function<MlpFunction> {
         {where(w1_wants, input), where(x_wants, low1), where(first, low2), where(wide && x_wants, weight1),
          where(wide && first, weight2), where(w2_wants || (first && !by_product), hidden),
          where(first && by_product, product)});
+    *how.output = y;
     return {y, hidden, product};
   }
 
@@ -333,23 +342,41 @@ bool read(PyObject* const* args, size_t count, Call& call) {
   return true;
 }
 
-// Where no gradient is asked for, the parameters as autocast has them: cast once for as long as it lasts.
+// Where no gradient is asked for, the parameters as autocast has them: cast once for as long as it lasts. Not below
+// autograd: the cache keeps what it casts connected to the parameter, for a layer of torch that wants a gradient.
 std::array<Tensor, kMost> lowered(const Call& call) {
   std::array<Tensor, kMost> made = call.tensors;
   if (!call.wide) return made;
+  const auto dtype = made[0].scalar_type();
   for (size_t i = 1; i < kMost; ++i) {
-    if (made[i].defined()) made[i] = at::autocast::cached_cast(made[0].scalar_type(), made[i], made[0].device().type());
+    if (!made[i].defined()) continue;
+    const Tensor cast = at::autocast::cached_cast(dtype, made[i], made[0].device().type());
+    made[i] = cast.scalar_type() == dtype ? cast : made[i].to(dtype);  // an autocast around this one has its own dtype
   }
   return made;
+}
+
+// A Function's output. A hook that raises while tensors are saved, as checkpoint's does to stop a recomputation, would
+// leave the node and the outputs that it was to save holding each other for ever.
+template <typename Function, typename... Tensors>
+Tensor recorded(const Call& call, const Tensors&... tensors) {
+  Tensor output;
+  try {
+    return Function::apply(tensors..., call.activation, How{call.wide, &output})[0];
+  } catch (...) {
+    const auto grad_fn = output.defined() ? output.grad_fn() : nullptr;
+    if (auto* node = dynamic_cast<torch::autograd::CppNode<Function>*>(grad_fn.get())) node->ctx_.save_for_backward({});
+    throw;
+  }
 }
 
 Tensor run_linear(const Call& call) {
   if (call.differentiates) {
     const auto& [input, weight, bias, _, __] = call.tensors;
-    return LinearFunction::apply(input, weight, maybe(bias), call.activation, call.wide)[0];
+    return recorded<LinearFunction>(call, input, weight, maybe(bias));
   }
-  const Below below;
   const auto [input, weight, bias, _, __] = lowered(call);
+  const Below below;
   if (call.activation == 0) return linear().call(input, weight, maybe(bias));
   return std::get<0>(linear_activation().call(input, weight, maybe(bias), kActivations[call.activation], false));
 }
@@ -357,10 +384,10 @@ Tensor run_linear(const Call& call) {
 Tensor run_mlp(const Call& call) {
   if (call.differentiates) {
     const auto& [input, weight1, bias1, weight2, bias2] = call.tensors;
-    return MlpFunction::apply(input, weight1, maybe(bias1), weight2, maybe(bias2), call.activation, call.wide)[0];
+    return recorded<MlpFunction>(call, input, weight1, maybe(bias1), weight2, maybe(bias2));
   }
-  const Below below;
   const auto [input, weight1, bias1, weight2, bias2] = lowered(call);
+  const Below below;
   const Text name = kActivations[call.activation];
   return std::get<0>(mlp().call(input, weight1, maybe(bias1), weight2, maybe(bias2), name, false));
 }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
@@ -261,6 +263,27 @@ def test_parameters_are_cast_once_an_autocast(device, kind):
     assert casts == [len(args) + 1, 2 * len(args)]  # the input, a leaf here, is not kept
 
 
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+def test_a_cast_that_autocast_keeps_carries_gradients(device, kind):
+    """A layer of torch that has the weight too finds it in autocast's cache."""
+    args = layer(device, kind)
+    with torch.autocast(device, torch.bfloat16):
+        with torch.no_grad():
+            by(kind, "relu")[0](*args)
+        y = nn.functional.linear(args[0], args[1])
+    assert torch.autograd.grad(y.float().sum(), [args[1]])[0].abs().sum() > 0
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+def test_an_autocast_in_another_has_its_own_dtype(device, kind):
+    run, _ = by(kind, "relu")
+    args = layer(device, kind)
+    with torch.no_grad(), torch.autocast(device, torch.bfloat16):
+        assert run(*args).dtype is torch.bfloat16
+        with torch.autocast(device, torch.float16):
+            assert run(*args).dtype is torch.float16
+
+
 def test_inference_mode(device):
     args = layer(device, "mlp")
     with torch.inference_mode():
@@ -276,6 +299,25 @@ def test_checkpointing(device, reentrant):
     y.sum().backward()
     for t, one in zip(args, want, strict=True):
         assert torch.equal(t.grad, one)
+
+
+@pytest.mark.parametrize(("kind", "activation"), CASES)
+@pytest.mark.parametrize("cast", [False, True])
+def test_a_checkpoint_that_stops_early_keeps_nothing(device, kind, activation, cast):
+    """It stops a recomputation by raising where the last tensor is saved."""
+    freed = []
+
+    def forward(x, *parameters):
+        computed = x * 1
+        freed.append(weakref.ref(computed))
+        return by(kind, activation)[0](computed, *parameters)
+
+    with torch.autocast(device, torch.bfloat16, enabled=cast):
+        y = checkpoint(forward, *layer(device, kind), use_reentrant=False)
+    y.sum().backward()
+    del y
+    gc.collect()
+    assert len(freed) == 2 and [ref() for ref in freed] == [None, None]
 
 
 def test_compiled_autograd(device):
