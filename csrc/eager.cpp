@@ -16,6 +16,7 @@
 
 #include <array>
 #include <optional>
+#include <stdexcept>
 #include <string_view>
 #include <tuple>
 #include <vector>
@@ -140,10 +141,26 @@ struct Facts {
   }
 };
 
+// A parameter that was cast, for a second derivative. Not a saved variable: as with torch's own layers under autocast, it may
+// change before a first derivative is taken, and a hook on what is saved gets what was multiplied alone.
+void remember(AutogradContext* ctx, const char* name, const Tensor& parameter) {
+  if (!parameter.requires_grad()) return;
+  ctx->saved_data[name] = c10::ivalue::Tuple::create(parameter, static_cast<int64_t>(parameter._version()));
+}
+
 // A weight as it was multiplied, connected to the parameter it was cast from where a second derivative is taken.
-Tensor connected(const Tensor& lowered, const Tensor& parameter) {
-  return lowered.defined() && parameter.defined() && at::GradMode::is_enabled() ? parameter.to(lowered.scalar_type())
-                                                                                : lowered;
+Tensor connected(AutogradContext* ctx, const char* name, const Tensor& lowered) {
+  if (!lowered.defined() || !at::GradMode::is_enabled()) return lowered;
+  const auto found = ctx->saved_data.find(name);
+  if (found == ctx->saved_data.end()) return lowered;
+  const auto& kept = found->second.toTupleRef().elements();
+  const Tensor& parameter = kept[0].toTensor();
+  if (static_cast<int64_t>(parameter._version()) != kept[1].toInt()) {
+    throw std::runtime_error(
+        "zoo: a parameter was changed in place after a forward pass under autocast; a second derivative needs it as it was: "
+        "take it before the change");
+  }
+  return parameter.to(lowered.scalar_type());
 }
 
 Tensor through_activation(const Tensor& grad, const Tensor& saved, int64_t activation) {
@@ -188,8 +205,9 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     if (activation == 0) made.resize(1);
     Facts{activation, wide, bias.has_value(), false}.put(ctx);
     ctx->save_for_backward(
-        {where(w_wants, input), where(x_wants, lowered), where(wide && x_wants, weight),
+        {where(w_wants, input), where(x_wants, lowered),
          activation == 0 ? Tensor() : made[from_product(activation) ? 1 : 0]});
+    if (wide && x_wants) remember(ctx, "weight", weight);
     *how.output = made[0];
     return made;
   }
@@ -198,8 +216,8 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
     const Facts facts = Facts::of(ctx);
     const auto [x_needs, w_needs, b_needs] = needs<3>(ctx, {true, true, facts.bias1});
     const auto kept = ctx->get_saved_variables();
-    const Tensor &input = kept[0], &saved = kept[3];
-    const Tensor weight = connected(kept[1], kept[2]);
+    const Tensor &input = kept[0], &saved = kept[2];
+    const Tensor weight = connected(ctx, "weight", kept[1]);
     const Tensor& grad = grads[0];
     const Tensor product_grad = grads.size() > 1 && from_product(facts.activation) ? grads[1] : Tensor();
     const Text name = kActivations[facts.activation];
@@ -235,9 +253,10 @@ struct MlpFunction : torch::autograd::Function<MlpFunction> {
     else std::tie(y, hidden, product) = mlp().call(input, weight1, bias1, weight2, bias2, name, true);
     Facts{activation, wide, bias1.has_value(), bias2.has_value()}.put(ctx);
     ctx->save_for_backward(
-        {where(w1_wants, input), where(x_wants, low1), where(first, low2), where(wide && x_wants, weight1),
-         where(wide && first, weight2), where(w2_wants || (first && !by_product), hidden),
-         where(first && by_product, product)});
+        {where(w1_wants, input), where(x_wants, low1), where(first, low2),
+         where(w2_wants || (first && !by_product), hidden), where(first && by_product, product)});
+    if (wide && x_wants) remember(ctx, "weight1", weight1);
+    if (wide && first) remember(ctx, "weight2", weight2);
     *how.output = y;
     return {y, hidden, product};
   }
@@ -247,8 +266,8 @@ struct MlpFunction : torch::autograd::Function<MlpFunction> {
     const auto [x_needs, w1_needs, b1_needs, w2_needs, b2_needs] =
         needs<5>(ctx, {true, true, facts.bias1, true, facts.bias2});
     const auto kept = ctx->get_saved_variables();
-    const Tensor &input = kept[0], &hidden = kept[5], &product = kept[6];
-    const Tensor weight1 = connected(kept[1], kept[3]), weight2 = connected(kept[2], kept[4]);
+    const Tensor &input = kept[0], &hidden = kept[3], &product = kept[4];
+    const Tensor weight1 = connected(ctx, "weight1", kept[1]), weight2 = connected(ctx, "weight2", kept[2]);
     const Tensor& saved = product.defined() ? product : hidden;
     const Tensor &grad = grads[0], &hidden_grad = grads[1];
     const Tensor product_grad = from_product(facts.activation) ? grads[2] : Tensor();

@@ -224,6 +224,24 @@ def test_an_output_may_be_changed_in_place(device):
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+@pytest.mark.parametrize("way", [0, 1], ids=["cpp", "python"])
+def test_a_parameter_that_was_cast_may_change_before_backward(device, kind, way):
+    """As with torch's layers: what was multiplied is its cast. A second derivative needs the parameter itself."""
+    run = by(kind, "gelu")[way]
+    args = layer(device, kind)
+    with torch.autocast(device, torch.bfloat16):
+        want = torch.autograd.grad(run(*args).sum(), args)
+        y = run(*args).sum()
+    with torch.no_grad():
+        for t in args[1:]:
+            t.add_(1)
+    for got, one in zip(torch.autograd.grad(y, args, retain_graph=True), want, strict=True):
+        assert torch.equal(got, one)
+    with pytest.raises(RuntimeError, match="a parameter was changed in place after a forward pass under autocast"):
+        torch.autograd.grad(y, args, create_graph=True)
+
+
 def test_a_graph_is_freed_and_says_so(device):
     args = layer(device, "mlp")
     y = eager_mlp(*args, "gelu")

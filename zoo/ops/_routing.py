@@ -147,26 +147,33 @@ def register(rule: type[Rule]) -> type[Rule]:
 
 def _casting(rule: type[Rule], name: str) -> type[Function]:
     """The Function that takes float32 parameters with an input of a 2-byte type and gives them float32 gradients."""
-    kept_parameters = rule.saved_parameters
-    count = len(kept_parameters)
 
     def forward(ctx: Any, *args: Any) -> Any:
         with _AutoDispatchBelowAutograd():
             output, lowered = rule.run_cast(*args)
         saved = rule.setup(ctx, lowered, output)
-        # as they were, they connect a second derivative to their own history
-        ctx.save_for_backward(*saved, *[None if saved[i] is None else args[j] for i, j in kept_parameters])
+        ctx.save_for_backward(*saved)
+        # For a second derivative, as they were. Not saved tensors: as with torch's own layers under autocast, they may
+        # change before a first derivative is taken.
+        ctx.cast = [
+            (i, args[j], args[j]._version)
+            for i, j in rule.saved_parameters
+            if saved[i] is not None and args[j].requires_grad
+        ]
         ctx.wide = True
         return output
 
     def backward(ctx: Any, *grads: Any) -> Any:
-        kept = ctx.saved_tensors
-        saved = kept[:-count]
+        saved = ctx.saved_tensors
         if is_grad_enabled():
             saved = list(saved)
-            for (i, _), parameter in zip(kept_parameters, kept[-count:], strict=True):
-                if parameter is not None:
-                    saved[i] = parameter.to(saved[i].dtype)
+            for i, parameter, version in ctx.cast:
+                if parameter._version != version:
+                    raise RuntimeError(
+                        "zoo: a parameter was changed in place after a forward pass under autocast; a second "
+                        "derivative needs it as it was: take it before the change"
+                    )
+                saved[i] = parameter.to(saved[i].dtype)
         made = rule.backward(ctx, saved, *grads)
         for i in rule.parameters:
             if made[i] is not None and made[i].dtype is not torch.float32:
