@@ -1,12 +1,15 @@
-"""Builds zoo's two libraries; everything else about the package is in pyproject.toml.
+"""Builds zoo's libraries; everything else about the package is in pyproject.toml.
 
-``zoo._C``       schemas, checks and the CPU core; always built.
-``zoo._C_cuda``  the CUDA core; built where nvcc and torch agree on CUDA's major version.
+``zoo._C``        schemas, checks and the CPU core; always built.
+``zoo._C_cuda``   the CUDA core; built where nvcc and torch agree on CUDA's major version.
+``zoo._C_eager``  autograd of eager mode in C++, which saves host time; left out where it does not compile.
 
-Both use LibTorch's stable ABI and Python's limited API, so a wheel built against one torch (>= 2.10) and Python
-(>= 3.10) runs on others. Environment:
+The first two use LibTorch's stable ABI and Python's limited API, so a wheel built against one torch (>= 2.10) and
+Python (>= 3.10) runs on others. The third is used with the torch and the Python of its build alone; elsewhere Python
+does what it does. Environment:
 
 ``ZOO_CUDA``              auto (default): build the CUDA core if possible; 1: it is an error if not; 0: do not.
+``ZOO_EAGER``             0: do not build zoo._C_eager (and, when zoo is imported, do not load it).
 ``TORCH_CUDA_ARCH_LIST``  architectures, as torch spells them ("8.0;9.0a+PTX"); default "8.0+PTX;9.0a".
 ``MAX_JOBS``              compilers at once; default: as many as cores and memory allow.
 """
@@ -71,9 +74,23 @@ def recording(build: type, record: dict) -> type:
         def run(self) -> None:
             super().run()
             for extension in self.extensions:
-                check_cxx_runtime(Path(self.get_ext_fullpath(extension.name)))
+                library = Path(self.get_ext_fullpath(extension.name))
+                if library.exists() or not extension.optional:
+                    check_cxx_runtime(library)
             folder = Path(self.get_ext_fullpath("zoo._C")).parent
             (folder / "_build_info.json").write_text(json.dumps(record, indent=2) + "\n")
+
+        def build_extension(self, extension: Extension) -> None:
+            try:
+                super().build_extension(extension)
+            except Exception as error:
+                if not extension.optional:
+                    raise
+                print(
+                    f"zoo: building without {extension.name}, which does not compile with torch {record['torch']} "
+                    f"here: {str(error).splitlines()[0]}",
+                    file=sys.stderr,
+                )
 
     return Build
 
@@ -142,6 +159,16 @@ def build_options() -> dict:
             **options,
         )
     ]
+    if os.environ.get("ZOO_EAGER") != "0":
+        extensions.append(
+            cpp_extension.CppExtension(
+                "zoo._C_eager",
+                ["csrc/eager.cpp"],
+                extra_compile_args={"cxx": ["-O2", "-fvisibility=hidden"]},
+                extra_link_args=["-s"],
+                optional=True,
+            )
+        )
     wanted = os.environ.get("ZOO_CUDA", "auto")
     if wanted not in ("auto", "0", "1"):
         raise SystemExit(f"zoo: ZOO_CUDA is {wanted!r}; expected auto, 0 or 1")

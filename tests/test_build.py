@@ -133,3 +133,16 @@ def test_a_static_cxx_runtime_is_refused(build, tmp_path):
     with pytest.raises(SystemExit, match=r"links a static libstdc\+\+ into _C.abi3.so"):
         build.check_cxx_runtime(library)
     assert not library.exists()
+
+
+def test_which_libraries_are_built(build, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("ZOO_CUDA", "0")
+    monkeypatch.delenv("ZOO_EAGER", raising=False)
+    extensions = build.build_options()["ext_modules"]
+    assert [(e.name, e.py_limited_api, e.optional) for e in extensions] == [
+        ("zoo._C", True, None),
+        ("zoo._C_eager", False, True),  # bound to a torch and a Python; zoo works without it
+    ]
+    monkeypatch.setenv("ZOO_EAGER", "0")
+    assert [e.name for e in build.build_options()["ext_modules"]] == ["zoo._C"]

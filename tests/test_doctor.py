@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from zoo import doctor
-from zoo.doctor import Build, Device, Facts, Library, Problem, Version, diagnose, examine, serving
+from zoo.doctor import LIBRARIES, Build, Device, Facts, Library, Problem, Version, diagnose, examine, serving
 
 GPU = Device("cuda:0", "NVIDIA H200", "9.0", "sm_90a", kernel="tiled", error=1e-7)
 FACTS = Facts(
     versions=(Version("torch", "2.14.1"), Version("torchvision", "0.29.1")),
-    libraries=(Library("_C", "/zoo/_C.abi3.so", True), Library("_C_cuda", "/zoo/_C_cuda.abi3.so", True)),
+    libraries=tuple(Library(name, f"/zoo/{name}.so", True) for name in LIBRARIES),
     build=Build("2.14.1", "13.0", ("sm_90a", "compute_80"), "nvcc 13.0"),
     torch_cuda="13.0",
     nvcc="/usr/local/cuda/bin/nvcc",
@@ -22,7 +22,11 @@ FACTS = Facts(
     driver_gpus=0,
     hidden_by=None,
 )
-NO_CUDA_LIBRARY = (FACTS.libraries[0], Library("_C_cuda", None, False, "zoo was built without CUDA"))
+NO_CUDA_LIBRARY = (
+    FACTS.libraries[0],
+    Library("_C_cuda", None, False, "zoo was built without CUDA"),
+    FACTS.libraries[2],
+)
 
 
 def only_problem(facts: Facts) -> Problem:
@@ -103,6 +107,13 @@ def test_gpu_that_torch_cannot_use() -> None:
     assert "CUDA_VISIBLE_DEVICES" in notes[0]
 
 
+def test_without_autograd_in_cpp_it_works_and_says_so() -> None:
+    eager = Library("_C_eager", None, False, "it was built with torch 2.11.0, and this is 2.12.0")
+    problems, notes = diagnose(replace(FACTS, libraries=(*FACTS.libraries[:2], eager)))
+    assert problems == ()
+    assert any("host time" in note and "built with torch 2.11.0" in note for note in notes)
+
+
 def test_library_that_cannot_be_imported() -> None:
     broken = Version("torchvision", None, "RuntimeError: operator torchvision::nms does not exist")
     problem = only_problem(replace(FACTS, versions=(FACTS.versions[0], broken)))
@@ -112,7 +123,7 @@ def test_library_that_cannot_be_imported() -> None:
 
 def test_missing_core_is_told_once() -> None:
     reason = "zoo's library is not built"
-    libraries = (Library("_C", None, False, reason), Library("_C_cuda", None, False, reason))
+    libraries = tuple(Library(name, None, False, reason) for name in LIBRARIES)
     problem = only_problem(replace(FACTS, libraries=libraries, devices=()))
     assert problem.remedy == "python -m pip install --force-reinstall --no-deps ."
 
@@ -126,7 +137,8 @@ def test_examine_runs_a_linear_here() -> None:
     cpu = data["devices"][0]
     assert (cpu["device"], cpu["kernel"], cpu["failure"]) == ("cpu", "aten", None)
     assert 0 < cpu["error"] < 1e-6
-    assert [library["name"] for library in data["libraries"]] == ["_C", "_C_cuda"]
+    assert [library["name"] for library in data["libraries"]] == [*LIBRARIES]
+    assert Path(data["libraries"][0]["path"]).suffix in (".so", ".pyd")  # and not the stub beside it
     assert data["versions"][0] == {"name": "torch", "version": torch.__version__, "error": None}
 
 

@@ -302,7 +302,7 @@ def test_a_unit_that_lost_a_module() -> None:
     patch(net, "mlp")
     del net[2]
     (unit,) = coverage(net, x).units
-    assert (unit.name, unit.status, unit.apart) == ("0-2", "apart", {"0 to 2 are no longer in a row": 1})
+    assert (unit.name, unit.status, unit.apart) == ("0-2", "apart", {"0 to 2 are not called in a row": 1})
 
 
 def test_what_the_linears_fell_back_to_is_still_heard() -> None:

@@ -23,6 +23,21 @@ def _made(
     return Measure(shape, dtype, rms, peak, 1.0, 1.0, float(math.prod(shape)))
 
 
+def test_the_error_of_a_plain_sum() -> None:
+    """One term after the other, of either sign: what is measured is what of_sum is made from."""
+    for terms in (64, 784, 4096):
+        a, b = torch.randn(64, terms), torch.randn(terms, 64)
+        total = torch.zeros(64, 64)
+        for k in range(terms):
+            total.addr_(a[:, k], b[k])
+        found = measure(total, a.double() @ b.double())
+        assert 0.11 < found.error / EPS / math.sqrt(terms) < 0.19
+        exact = replace(found, norm=0.0, peak=0.0).of_sum(terms)
+        assert _one(found, exact).ok and not _one(found.scaled(2, found.dtype), exact).ok
+        assert not _one(found, replace(exact, norm=0.0, peak=0.0)).ok or terms == 64
+    assert _made(1e-3, dtype=torch.bfloat16).of_sum(4096) == _made(1e-3, dtype=torch.bfloat16)
+
+
 def _one(got: Measure | None, want: Measure | None) -> Entry:
     (entry,) = judge("output", {"y": got}, {"y": want})
     return entry

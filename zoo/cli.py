@@ -352,6 +352,9 @@ def sweep(
     ] = Where.data,
     device: Device = "auto",
     shard: Annotated[str, typer.Option(metavar="K/N", help="Every N-th model, beginning with the K-th.")] = "1/1",
+    processes: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Look at up to N models together, the largest first.")
+    ] = 1,
     out: Annotated[
         str | None, typer.Option(metavar="FILE.jsonl", help="Add a line for each model as soon as it is done.")
     ] = None,
@@ -368,6 +371,9 @@ def sweep(
         str, typer.Option(metavar="NUMBER", help="A model with more, as 700M, is only built on the meta device.")
     ] = "700M",
     time_limit: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="For one model.")] = 600,
+    time_budget: Annotated[
+        float | None, typer.Option(min=1, metavar="SECONDS", help="Begin no model later; resume with the same command.")
+    ] = None,
     save_fields: Annotated[
         bool, typer.Option("--save-fields", help="Put the figures that list and info show into the package.")
     ] = False,
@@ -387,12 +393,14 @@ def sweep(
             on=on.value,
             device=device,
             shard=shard,
+            processes=processes,
             out=out,
             resume=resume,
             gradients=gradients,
             small=small,
             max_parameters=max_parameters,
             time_limit=time_limit,
+            time_budget=time_budget,
             save=save_fields,
         )
 

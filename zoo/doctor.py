@@ -25,6 +25,7 @@ from zoo.version import __version__
 
 __all__ = ["Build", "Device", "DoctorReport", "Library", "Problem", "diagnose", "examine", "serving"]
 
+LIBRARIES = ("_C", "_C_cuda", "_C_eager")
 _PACKAGE = Path(__file__).parent
 _REBUILD = "python -m pip install --force-reinstall --no-deps ."
 _REBUILD_CUDA = f"ZOO_CUDA=1 {_REBUILD}"
@@ -52,7 +53,7 @@ class Build:
 
 @dataclass(frozen=True)
 class Library:
-    """One of zoo's two libraries."""
+    """One of zoo's libraries."""
 
     name: str
     path: str | None
@@ -203,11 +204,13 @@ def diagnose(facts: Facts) -> tuple[tuple[Problem, ...], tuple[str, ...]]:
         for v in facts.versions
         if v.error
     ]
-    core, _ = facts.libraries
+    core, _, eager = facts.libraries
     torch_runs = not any(v.name == "torch" and v.error for v in facts.versions)
     if torch_runs and not core.loaded:
         problems.append(Problem(f"zoo's library is not loaded: {core.reason}", _REBUILD))
     notes = []
+    if core.loaded and not eager.loaded:
+        notes.append(f"eager mode takes more host time than it could: {eager.reason}")
     if torch_runs:
         for finding in (_about_gpus(facts), *(_about_device(d, facts) for d in facts.devices)):
             if isinstance(finding, Problem):
@@ -218,7 +221,7 @@ def diagnose(facts: Facts) -> tuple[tuple[Problem, ...], tuple[str, ...]]:
 
 
 def _about_gpus(facts: Facts) -> Problem | str | None:
-    core, cuda = facts.libraries
+    core, cuda, _ = facts.libraries
     gpus = [d for d in facts.devices if d.capability]
     if gpus:
         if core.loaded and not cuda.loaded:
@@ -266,7 +269,7 @@ def examine() -> DoctorReport:
     torch_cuda, build, nvcc = None, _build_record(_PACKAGE / "_build_info.json"), _find_nvcc()
     failed = versions[0].error
     if failed:
-        libraries: tuple[Library, ...] = tuple(Library(name, None, False, failed) for name in ("_C", "_C_cuda"))
+        libraries: tuple[Library, ...] = tuple(Library(name, None, False, failed) for name in LIBRARIES)
         devices: tuple[Device, ...] = ()
     else:
         torch_cuda = importlib.import_module("torch").version.cuda
@@ -316,16 +319,20 @@ def _cuda_of(nvcc: str) -> str | None:
     return match[1] if match else None
 
 
-def _libraries() -> tuple[Library, Library]:
-    paths = {name: next(_PACKAGE.glob(f"{name}.*"), None) for name in ("_C", "_C_cuda")}
+def _libraries() -> tuple[Library, Library, Library]:
+    paths = {
+        name: next((p for p in _PACKAGE.glob(f"{name}.*") if p.suffix in (".so", ".pyd")), None) for name in LIBRARIES
+    }
     places = {name: str(path) if path else None for name, path in paths.items()}
     try:
         library = importlib.import_module("zoo.ops._library")
     except (ImportError, OSError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
-        return Library("_C", places["_C"], False, reason), Library("_C_cuda", places["_C_cuda"], False, reason)
-    missing = library.CUDA_MISSING
-    return Library("_C", places["_C"], True), Library("_C_cuda", places["_C_cuda"], missing is None, missing)
+        core, cuda, eager = (Library(name, places[name], False, reason) for name in LIBRARIES)
+        return core, cuda, eager
+    reasons = (None, library.CUDA_MISSING, library.EAGER_MISSING)
+    core, cuda, eager = (Library(n, places[n], r is None, r) for n, r in zip(LIBRARIES, reasons, strict=True))
+    return core, cuda, eager
 
 
 def _devices(build: Build | None) -> tuple[Device, ...]:

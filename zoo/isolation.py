@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import is_fake
 from torch.nn.parameter import is_lazy
+
+from zoo.readout import equalities
 
 __all__ = ["undisturbed"]
 
@@ -31,10 +33,17 @@ def undisturbed(*models: nn.Module) -> Iterator[None]:
             for module, held in buffers:
                 for name, buffer in held.items():
                     module._buffers[name] = buffer
-            for buffer, value in values.items():
-                if buffer.layout is not torch.strided or not torch.equal(buffer, value):
+            for (buffer, value), same in zip(values.items(), _unchanged(values.items()), strict=True):
+                if not same:
                     with torch.inference_mode(buffer.is_inference()), torch.no_grad():
                         buffer.copy_(value)
+
+
+def _unchanged(pairs: Collection[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
+    """Whether each buffer has its value still; not for certain where its layout is not strided."""
+    comparable = [(b, v) for b, v in pairs if b.layout is torch.strided and type(b) in (torch.Tensor, nn.Buffer)]
+    same = dict(zip((id(b) for b, _ in comparable), equalities(comparable), strict=True))
+    return [same[id(b)] if id(b) in same else b.layout is torch.strided and torch.equal(b, v) for b, v in pairs]
 
 
 def _has_value(buffer: torch.Tensor) -> bool:

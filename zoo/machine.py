@@ -15,7 +15,17 @@ import torch
 
 from zoo.version import __version__
 
-__all__ = ["Machine", "Peak", "cache_bytes", "examine", "float32_precision", "free_bytes", "peak_of"]
+__all__ = [
+    "Machine",
+    "Peak",
+    "cache_bytes",
+    "device_of",
+    "examine",
+    "float32_precision",
+    "free_bytes",
+    "peak_of",
+    "present",
+]
 
 
 @dataclass(frozen=True)
@@ -56,6 +66,29 @@ _PEAKS: tuple[tuple[str, dict[str, float], float], ...] = (
     ("NVIDIA A100-SXM4-40GB", _AMPERE, 1.56e12),
 )
 """By the beginning of the name that the driver gives: rates by dtype, and bandwidth."""
+
+
+def device_of(device: torch.device | str | None) -> torch.device:
+    """The device of that name; the CPU unless told. A GPU without a number is the current one, and gets it.
+
+    Some of torch's functions (``torch.cuda.set_device``) take no "cuda", and a tensor's device is never one.
+
+    ValueError for what names no device, and for a GPU that is not here.
+    """
+    try:
+        place = torch.device("cpu" if device is None else device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device {device!r}: expected one such as cpu, cuda or cuda:0 ({error})") from error
+    unnumbered = present(place).type == "cuda" and place.index is None
+    return torch.device("cuda", torch.cuda.current_device()) if unnumbered else place
+
+
+def present(device: torch.device) -> torch.device:
+    """The same device. ValueError for a GPU that is not here."""
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise ValueError(f"device {str(device)!r}: torch sees {count} GPUs here; `zoo doctor` tells more")
+    return device
 
 
 def examine(device: torch.device) -> Machine:

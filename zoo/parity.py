@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from zoo.isolation import undisturbed
-from zoo.judging import SMALL, Entry, Measure, judge, measure, refusal
+from zoo.judging import SMALL, Entry, Measure, judge, measure_all, refusal
 from zoo.layers.units import FusedParent, inside_units
 from zoo.passes import (
     Pass,
@@ -48,6 +48,7 @@ from zoo.passes import (
     with_values,
     without_parallel,
 )
+from zoo.readout import equalities
 from zoo.report import Report
 
 __all__ = ["HOPELESS", "RESAMPLES", "ParityReport", "parity"]
@@ -213,25 +214,25 @@ class _Comparison:
         return run.run(self.inputs, gradients_like=self.exact.core if wanted else None)
 
     def _measures(self, run: Pass, values: Values, exact: Values) -> tuple[Measures, Measures]:
-        outputs: Measures = {
-            name: self._measure(run, value, exact.outputs[name])
-            for name, value in values.outputs.items()
-            if name in exact.outputs
+        outputs = {
+            name: (value, exact.outputs[name]) for name, value in values.outputs.items() if name in exact.outputs
         }
-        gradients: Measures = {}
+        gradients = {}
         for name, value in values.gradients.items():
             right = exact.gradients.get(name)
-            if value is not None and right is None:
-                right = torch.zeros_like(value)
-            gradients[name] = None if value is None or right is None else self._measure(run, value, right)
-        return outputs, gradients
+            if value is not None:
+                gradients[name] = (value, torch.zeros_like(value) if right is None else right)
+        found = self._measured(run, gradients)
+        return self._measured(run, outputs), {name: found.get(name) for name in values.gradients}
 
-    def _measure(self, run: Pass, value: Tensor, exact: Tensor) -> Measure:
-        result = measure(value, exact)
-        if run.dtype is torch.float32 and value.dtype is torch.float32 and exact.dtype is torch.float64:
-            factor = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
-            return result.scaled(FLOAT64_SLACK * factor, torch.float64)
-        return result
+    def _measured(self, run: Pass, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> Measures:
+        found: Measures = {}
+        for name, result in measure_all(pairs).items():
+            value, exact = pairs[name]
+            single = run.dtype is torch.float32 and value.dtype is torch.float32 and exact.dtype is torch.float64
+            factor = FLOAT64_SLACK * torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
+            found[name] = result.scaled(factor, torch.float64) if single else result
+        return found
 
     def _rounding(self, stock: Values) -> float:
         """The coarsest eps that stock works in: of its outputs, or of autocast."""
@@ -243,7 +244,8 @@ class _Comparison:
 
     def _resampled(self, rounding: float) -> Iterator[Pass]:
         """Stock, with its weights and inputs moved at random by about a rounding."""
-        generator = torch.Generator().manual_seed(_SEED)
+        device = next((t.device for t in all_tensors(self.stock.core, self.inputs)), None)
+        generator = torch.Generator(device or "cpu").manual_seed(_SEED)
         for _ in range(RESAMPLES):
             moved = twin_of(self.stock.core)
             with torch.no_grad():
@@ -296,7 +298,7 @@ class _Comparison:
 
         def compare(run: Pass, into: Measures) -> Callable[[tuple[str, int], Any], None]:
             def hook(key: tuple[str, int], output: Any) -> None:
-                into.update((n, self._measure(run, v, exact[n])) for n, v in tensors(key, output) if n in exact)
+                into.update(self._measured(run, {n: (v, exact[n]) for n, v in tensors(key, output) if n in exact}))
 
             return hook
 
@@ -397,12 +399,10 @@ def _check(model: nn.Module, reference: nn.Module, inputs: Any) -> None:
 def _different_weights(model: nn.Module, reference: nn.Module) -> tuple[str, ...]:
     mine, theirs = model.state_dict(), reference.state_dict()
     names = [*theirs, *(name for name in mine if name not in theirs)]
-    return tuple(name for name in names if not _equal(mine.get(name), theirs.get(name)))
-
-
-def _equal(a: Any, b: Any) -> bool:
-    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
-        return type(a) is type(b) and bool(a == b)
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    return bool(((a == b) | (a.isnan() & b.isnan())).all())
+    tensors = [n for n in names if isinstance(mine.get(n), Tensor) and isinstance(theirs.get(n), Tensor)]
+    equal = dict(zip(tensors, equalities([(mine[n], theirs[n]) for n in tensors], equal_nan=True), strict=True))
+    for name in names:
+        if name not in equal:
+            a, b = mine.get(name), theirs.get(name)
+            equal[name] = type(a) is type(b) and bool(a == b)
+    return tuple(name for name in names if not equal[name])

@@ -284,7 +284,12 @@ def twin_of(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
 def jittered(tensor: Tensor, generator: torch.Generator, rounding: float) -> Tensor:
     """``tensor``, each value moved at random by up to half of ``rounding`` (or its own eps, if more), relative."""
     eps = max(rounding, torch.finfo(tensor.dtype).eps)
-    noise = torch.rand(tensor.shape, generator=generator, dtype=torch.float64).sub_(0.5).mul_(eps).add_(1)
+    noise = (
+        torch.rand(tensor.shape, generator=generator, dtype=torch.float64, device=generator.device)
+        .sub_(0.5)
+        .mul_(eps)
+        .add_(1)
+    )
     return (tensor.detach() * noise.to(tensor.device)).to(tensor.dtype)
 
 

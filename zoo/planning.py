@@ -9,7 +9,7 @@ from torch import nn
 
 from zoo.bypass import weights_read_past_forward
 from zoo.layers._fallback import alters_torch_functions
-from zoo.layers.adapters import adapter_of, routes, unfit
+from zoo.layers.adapters import adapter_of, computing, routes, unfit
 from zoo.layers.patched import Patched
 from zoo.layers.registry import custom_layer, get_layer, stock_of
 from zoo.ops import DTYPES
@@ -84,10 +84,11 @@ def plan(model: nn.Module, rule: Rule, *, strict: bool, probed: bool = False, bu
         elif module in past and not probed:
             skipped[name] = f"{past[module]}; pass example= to see whether it runs nevertheless"
     for name, module in named.items():
-        for parent in read_by.get(module, ()):
-            adapter = adapter_of(parent, rule.kind)
-            if adapter is not None and not adapter.asks and _unadaptable(parent, rule) is None:
-                made.parents.setdefault(parent, []).append(name)
+        for reader in read_by.get(module, ()):
+            computes = computing(reader, rule.kind)
+            adapter = None if computes is None else adapter_of(computes, rule.kind)
+            if computes is not None and adapter and not adapter.asks and _unadaptable(computes, rule) is None:
+                made.parents.setdefault(computes, []).append(name)
     made.skip(skipped, settled={parent for parent in made.parents if runs(parent, rule)})
     return made
 
@@ -103,9 +104,10 @@ def runs(module: nn.Module, rule: Rule) -> bool:
     return module.zoo_layer == rule.layer
 
 
-def _unadaptable(parent: nn.Module, rule: Rule) -> str | None:
+def _unadaptable(reader: nn.Module, rule: Rule) -> str | None:
     """Why a parent that reads weights cannot run the layer, as added to where it reads them; or None if it can."""
-    if runs(parent, rule):
+    parent = computing(reader, rule.kind)
+    if parent is None or runs(parent, rule):
         return None
     adapter = adapter_of(parent, rule.kind)
     if adapter is None:

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from zoo import weights_index
 from zoo.data import digits, eval_transform, photos
 from zoo.factory import create
+from zoo.machine import present
 from zoo.models.resnet import ResNet
+from zoo.readout import numbers
 
 __all__ = [
     "channels_of",
@@ -42,9 +44,7 @@ def choose_device(text: str) -> torch.device:
         raise ValueError(f"device {text!r}: expected cpu, cuda, cuda:N or auto") from None
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device {text!r}: zoo's kernels run on cpu and cuda")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device {text!r}: torch sees {torch.cuda.device_count()} GPUs here; `zoo doctor` tells more")
-    return device
+    return present(device)
 
 
 def options_from(pairs: Iterable[str]) -> dict[str, Any]:
@@ -73,12 +73,21 @@ def make(name: str, options: Mapping[str, Any], *, device: torch.device | str, *
     except TypeError as error:
         raise ValueError(str(error)) from error
     if given.get("weights") is None and torch.device(device).type != "meta":
-        generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all()):
-                    parameter.add_(torch.randn(parameter.shape, generator=generator).to(parameter), alpha=0.3)
+            _unlevel([parameter for parameter in model.parameters() if parameter.numel() > 1])
     return model
+
+
+def _unlevel(parameters: list[nn.Parameter]) -> None:
+    """Add noise, from a fixed seed, to those that are constant."""
+    constant = numbers((parameter == parameter.flatten()[0]).all() for parameter in parameters)
+    chosen = [parameter for parameter, is_constant in zip(parameters, constant, strict=True) if is_constant]
+    noise = torch.randn(sum(parameter.numel() for parameter in chosen), generator=torch.Generator().manual_seed(1))
+    for device in {parameter.device for parameter in chosen}:
+        there = noise.to(device).split([parameter.numel() for parameter in chosen])
+        for parameter, part in zip(chosen, there, strict=True):
+            if parameter.device == device:
+                parameter.add_(part.view(parameter.shape).to(parameter.dtype), alpha=0.3)
 
 
 def real_inputs(name: str, model: nn.Module) -> Tensor:

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from zoo.flops import FlopCounter
 from zoo.layers._fallback import fallback_listeners
-from zoo.layers.adapters import given_listeners
+from zoo.layers.adapters import given_listeners, made_from
 from zoo.layers.patched import Patched
 from zoo.layers.registry import KINDS, custom_layer, stock_kind
 from zoo.layers.units import observers
@@ -98,7 +98,8 @@ class Watch(FlopCounter):
 
     def given(self, weights: tuple[Tensor, ...], call: Callable[[], Tensor]) -> Tensor:
         """A layer runs on weights that a parent handed it."""
-        known = [self._parts.get(id(w)) or self._parts.get(id(w._base)) or [] for w in weights]
+        origin = made_from.get()
+        known = [next(filter(None, (self._parts.get(id(t)) for t in (w, w._base, origin))), []) for w in weights]
         parts = [part for found in known for part in found]
         if not all(known) or threading.get_ident() != self._thread:
             return call()

@@ -9,7 +9,7 @@ import torch
 
 import zoo
 from zoo import machine
-from zoo.machine import cache_bytes, examine, float32_precision, free_bytes, peak_of
+from zoo.machine import cache_bytes, device_of, examine, float32_precision, free_bytes, peak_of
 
 CPU = torch.device("cpu")
 
@@ -22,6 +22,17 @@ def test_facts_of_the_cpu() -> None:
     assert age < datetime.timedelta(minutes=1)
     assert 2**17 < cache_bytes(CPU) < 2**34
     assert 2**24 < free_bytes(CPU) < 2**50
+
+
+def test_a_gpu_without_a_number_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert device_of(None) == device_of("cpu") == CPU and device_of("meta") == torch.device("meta")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert device_of("cuda") == device_of(torch.device("cuda")) == torch.device("cuda:1")
+    assert device_of("cuda:0") == torch.device("cuda:0")
+    for wrong, said in (("cuda:2", "torch sees 2 GPUs"), ("gpu", "expected one such as cpu"), (1.5, "expected one")):
+        with pytest.raises(ValueError, match=said):
+            device_of(wrong)  # type: ignore[arg-type]
 
 
 def test_driver(monkeypatch: pytest.MonkeyPatch) -> None:

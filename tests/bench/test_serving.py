@@ -15,6 +15,7 @@ import zoo
 from zoo.bench import ServeReport, bench_serving
 from zoo.bench import serving as bench
 from zoo.cli import app
+from zoo.judging import Measure
 from zoo.policy import policy_of
 
 
@@ -33,7 +34,7 @@ def test_rows_of_the_document() -> None:
     report = run(modes=["fp32", "bf16"], peers=["eager", "compiled"], batches=[1, 8], command="as told")
     assert report.ok, str(report)
     data = json.loads(report.to_json())
-    assert (data["ok"], data["schema"], data["command"]) == (True, 1, "as told")
+    assert (data["ok"], data["schema"], data["command"]) == (True, 2, "as told")
     assert [(r["mode"], r["peer"], r["batch"]) for r in data["rows"]] == [
         (mode, peer, batch) for mode in ("fp32", "bf16") for peer in ("eager", "compiled") for batch in (1, 8)
     ]
@@ -88,7 +89,7 @@ def test_time_limits_the_calls_but_not_below_the_fewest(monkeypatch: pytest.Monk
 def test_a_wrong_layer_fails(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
     monkeypatch.setattr(zoo.layers.Linear, "forward", lambda self, x: F.linear(x, self.weight, self.bias) * factor)
     report = run()
-    assert report.rows[0].failure.startswith("the logits of zoo differ by ")
+    assert report.rows[0].failure.startswith("the logits of zoo: ")
     assert not report.ok
     json.loads(report.to_json())
 
@@ -107,7 +108,23 @@ def test_an_answer_to_another_request_fails(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(bench, "compiled", stale)
     (row,) = run(peers=["compiled"]).rows
-    assert "the logits of zoo differ by" in row.failure and "the logits of peer differ by" in row.failure
+    assert "the logits of zoo: error" in row.failure and "the logits of peer: error" in row.failure
+
+
+def test_logits_are_judged_by_the_error_of_the_peer() -> None:
+    """In bf16 both are far from float64; twice the peer's error is not too far, and four times is."""
+    (row,) = run("timm/test_vit", modes=["bf16"], image=160).rows
+    assert row.ok and row.peer_error == row.eager_error and row.zoo_error is not None
+    assert 1e-3 < row.peer_error < 1e-1 and row.zoo_error < 2 * row.peer_error
+    right = Measure((2, 10), torch.bfloat16, 0.02, 0.01, 1.0, 0.5, 2000)
+    m = bench.ServeMeasurement("mlp", "bf16", "compiled", 2)
+    assert not bench._wrong(right, right, right, m)
+    assert not bench._wrong(right.scaled(1.9, right.dtype), right, right, m)
+    (told,) = bench._wrong(right.scaled(4, right.dtype), right, right, m)
+    assert told.startswith("the logits of zoo: error 8.0e-02 is over") and told.endswith("compiled 2.0e-02)")
+    # where torch.compile's own are wrong, zoo's are not excused by them
+    lost = right.scaled(25, right.dtype)
+    assert len(bench._wrong(lost, lost, right, m)) == 2 and len(bench._wrong(right, lost, right, m)) == 1
 
 
 def test_a_side_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

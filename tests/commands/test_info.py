@@ -4,7 +4,9 @@ import json
 
 import pytest
 import torch
+from torch import Tensor, nn
 
+from zoo import registry
 from zoo.commands.info import describe
 from zoo.sweep.fields import ModelFields
 
@@ -50,11 +52,20 @@ def test_options_change_the_model() -> None:
     assert info.weights == {"zoo": ("mlp.digits", "mlp.fashion_mnist")}
 
 
-def test_what_is_left_alone_has_a_reason() -> None:
-    info = describe("timm/naflexvit_base_patch16_gap", options={})
-    assert (len(info.swapped), list(info.skipped)) == (49, ["embeds.proj"])
-    assert "reads its weight past its forward" in info.skipped["embeds.proj"]
-    assert "1 left alone (embeds.proj)" in " ".join(str(info).split())
+def test_what_is_left_alone_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.two(x @ self.one.weight.T)
+
+    monkeypatch.setitem(registry._builders, "reads", Reads)
+    info = describe("reads", options={})
+    assert (info.swapped, list(info.skipped)) == (("two",), ["one"])
+    assert "reads its weight past its forward" in info.skipped["one"]
+    assert "1 left alone (one)" in " ".join(str(info).split())
     info = describe("torchvision/vit_b_16", options={})
     assert (len(info.swapped), info.skipped) == (37, {})
     assert "image_size" in info.options

@@ -44,28 +44,31 @@ def test_its_arguments_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def fake(globs: Any, **options: Any) -> SweepReport:
         given.update(options, globs=list(globs))
-        rows = [failed(Task(name), None) for name in options["progress"](["mlp"])]
-        return SweepReport(options["command"], tuple(rows))
+        for under_way, done in ((("mlp", "resnet18"), 0), (("mlp",), 1), ((), 2)):
+            options["watch"](under_way, done, 2)
+        return SweepReport(options["command"], (failed(Task("mlp"), None),))
 
     monkeypatch.setattr(command, "sweep", fake)
     where = ("--on", "data", "--device", "cpu", "--shard", "3/8", "--out", "x.jsonl", "--fresh")
-    how = ("--no-gradients", "--small", "--max-parameters", "1.5G", "--time-limit", "9")
-    result = run("timm/vit*", "mlp", *where, *how)
+    how = ("--no-gradients", "--small", "--max-parameters", "1.5G", "--time-limit", "9", "--time-budget", "99")
+    result = run("timm/vit*", "mlp", *where, *how, "--processes", "4")
     assert result.exit_code == 0, result.output
-    given.pop("progress")
+    given.pop("watch")
     assert given == {
         "globs": ["timm/vit*", "mlp"],
         "on": "data",
         "device": "cpu",
         "shard": "3/8",
+        "processes": 4,
         "out": "x.jsonl",
         "resume": False,
         "gradients": False,
         "small": True,
         "max_parameters": 1_500_000_000,
         "time_limit": 9.0,
+        "time_budget": 99.0,
         "command": "zoo sweep 'timm/vit*' mlp --on data --device cpu --max-parameters 1.5G --no-gradients --small "
-        "--shard 3/8",
+        "--shard 3/8 --processes 4",
     }
     assert result.stdout.endswith("1 model, all well\n")
     run("--on", "meta")
@@ -91,6 +94,8 @@ def test_a_failure_is_1(monkeypatch: pytest.MonkeyPatch) -> None:
         (["mlp", "--out", "x.json"], 1, "expected a file named *.jsonl"),
         (["mlp", "--on", "paper"], 2, "Usage"),
         (["mlp", "--time-limit", "0"], 2, "Usage"),
+        (["mlp", "--time-budget", "0"], 2, "Usage"),
+        (["mlp", "--processes", "0"], 2, "Usage"),
     ],
 )
 def test_arguments_of_the_wrong_form(arguments: list[str], code: int, message: str) -> None:

@@ -1,9 +1,31 @@
-"""These tests need a GPU and zoo's CUDA library; elsewhere they are skipped, with the reason."""
+"""These tests need a GPU and zoo's CUDA library; elsewhere they are skipped, with the reason.
+
+``quiet`` tests measure times: they need the GPU for themselves, and are skipped where pytest-xdist runs several at
+once. ``bash tests/gpu/run.sh`` runs the others in parallel, and then those. The others may share the GPU.
+"""
+
+import os
 
 import pytest
 import torch
 
+from support.gpu_memory import memory_in_turn
+from zoo.machine import free_bytes
 from zoo.ops import _library
+
+LONG = (
+    "a_package_runs",
+    "triton_example",
+    "accuracy_parity",
+    "split_models",
+    "in_models",
+    "in_a_worker",
+    "torchrun",
+    "mlp-",
+    "conv2d-",
+    "OneNumberOnly",
+)
+"""Parts of the names of the tests that take longest: where several processes share the work they come first."""
 
 
 def reason_to_skip():
@@ -13,14 +35,34 @@ def reason_to_skip():
 
 
 def pytest_collection_modifyitems(items):
-    reason = reason_to_skip()
-    if reason:
-        for item in items:
-            if "tests/gpu" in item.nodeid:
-                item.add_marker(pytest.mark.skip(reason=reason))
+    reason, shared = reason_to_skip(), "PYTEST_XDIST_WORKER" in os.environ
+    for item in items:
+        if "tests/gpu" not in item.nodeid:
+            continue
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=reason))
+        elif shared and item.get_closest_marker("quiet"):
+            item.add_marker(pytest.mark.skip(reason="it needs the GPU for itself; run it without -n"))
+    if shared:
+        items.sort(key=place)
+
+
+def place(item):
+    ranks = [rank for rank, part in enumerate(LONG) if part in item.name] if "tests/gpu" in item.nodeid else []
+    return min(ranks, default=len(LONG))
 
 
 @pytest.fixture(autouse=True)
 def _exact(exact_float32):
     yield
     torch.cuda.synchronize()  # an illegal access is reported here, and not by the next test
+
+
+@pytest.fixture
+def large_memory():
+    """40 GiB, for this test alone of all processes that run tests; skips where other programs have them."""
+    with memory_in_turn():
+        free = free_bytes(torch.device("cuda"))
+        if free < 40 * 2**30:
+            pytest.skip(f"it needs 40 GiB of memory, and {free / 2**30:.1f} are free")
+        yield

@@ -16,7 +16,9 @@ step() {
   echo "== $((SECONDS - begin)) s"
 }
 step build bash -c 'python3 setup.py build_ext --inplace > "$0/build.log" 2>&1 || { tail -40 "$0/build.log"; false; }' "$OUT"
-step tests python3 -m pytest -q --durations=8 tests/ops tests/gpu -p no:cacheprovider
+# all that may share the GPU, five at once; then what measures times, alone
+step tests python3 -m pytest -q --durations=12 -n 5 --maxschedchunk 2 tests/ops tests/gpu -p no:cacheprovider
+step "tests of times" python3 -m pytest -q --durations=12 -m quiet tests/gpu -p no:cacheprovider
 if [ "${1:-}" != fast ]; then
   # every operator on ragged shapes, under the checkers
   for tool in memcheck racecheck synccheck initcheck; do

@@ -8,6 +8,8 @@ from zoo.bench import measuring as bench
 from zoo.bench.cuda_clocks import CaptureFailed, EventClock, GraphClock, cuda_clock
 from zoo.bench.timing import race
 
+pytestmark = pytest.mark.quiet
+
 CUDA = torch.device("cuda")
 CASE = Case("small", 256, 512, 384, "gelu")
 
@@ -106,7 +108,9 @@ def test_bench_model():
 
 def test_bench_serving_with_and_without_cuda_graphs():
     report = bench_serving(["mlp", "timm/vit_tiny_patch16_224"], modes=["bf16"], batches=[1, 8], device=CUDA, calls=100)
-    assert report.ok, str(report)
+    assert report.ok, "\n".join(
+        [str(report), *(f"{row.zoo_error} {row.peer_error} {row.eager_error}" for row in report.rows)]
+    )
     assert [(row.peer, row.cuda_graphs) for row in report.rows if row.batch == 1] == [
         ("eager", None),
         ("compiled", True),

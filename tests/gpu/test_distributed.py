@@ -3,6 +3,7 @@
 One GPU: the same code with a single rank. What needs two GPUs is skipped there, with the reason.
 """
 
+import os
 import subprocess
 import sys
 
@@ -117,7 +118,12 @@ def test_torchrun(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
     asked = ["mlp", "--data", "digits", "--epochs", "3", "--device", "cuda", "--out", str(tmp_path / "run"), "--json"]
     done = subprocess.run(
-        [*command, "-m", "zoo.train", *asked, "--strategy", "fsdp"], capture_output=True, text=True, check=False
+        [*command, "-m", "zoo.train", *asked, "--strategy", "fsdp"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+        timeout=120,
     )
     said = f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"  # of torchrun and of its ranks
     assert done.returncode == 0, said

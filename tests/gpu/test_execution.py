@@ -44,15 +44,20 @@ def test_leaves_other_streams_alone():
     x, w, b = operands()
     stream = torch.cuda.Stream()
     torch.cuda.synchronize()
-    torch.cuda._sleep(2_000_000_000)
-    busy = torch.cuda.Event()
-    busy.record()
-    with torch.cuda.stream(stream), torch.no_grad():
-        y = ops.linear(x, w, b)
-    stream.synchronize()
-    assert not busy.query(), "the default stream was waited for (or the pause was too short)"
-    torch.cuda.synchronize()
-    torch.testing.assert_close(y, F.linear(x, w, b).detach(), rtol=1e-4, atol=1e-4)
+    idle = []
+    for _ in range(3):  # other processes may keep this one from the processor for a while
+        torch.cuda._sleep(1_000_000_000)
+        busy = torch.cuda.Event()
+        busy.record()
+        with torch.cuda.stream(stream), torch.no_grad():
+            y = ops.linear(x, w, b)
+        stream.synchronize()
+        idle.append(busy.query())
+        torch.cuda.synchronize()
+        torch.testing.assert_close(y, F.linear(x, w, b).detach(), rtol=1e-4, atol=1e-4)
+        if not idle[-1]:
+            break
+    assert not all(idle), "the default stream was waited for (or the pause was too short)"
 
 
 def test_cuda_graph_of_forward_and_backward():
@@ -150,6 +155,7 @@ def test_memory_is_that_of_torchs_layer(monkeypatch):
     assert peak(mine)[0] == peak(stock)[0]
 
 
+@pytest.mark.usefixtures("large_memory")
 @pytest.mark.parametrize("where", ["input", "output", "weight"])
 def test_more_than_two_to_the_31_elements(where):
     big = 2**31 // 64 + 129

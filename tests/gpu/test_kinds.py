@@ -30,15 +30,19 @@ HONEST = [
 )
 def test_an_honest_layer_is_not_flagged(kind: str, layer: Any, refusals: set[str]) -> None:
     some = ("values", "gradients", "constant-rows", "large-mean", "bfloat16", "autocast")
-    for claim in chosen_claims(some if layer is layer_norms.Compiled else "*", kind):
+    wrong = []
+    slow = layer in (layer_norms.Compiled, layer_norms.OneNumberOnly)  # the latter in many small kernels
+    for claim in chosen_claims(some if slow else "*", kind):
         if claim.name in COMPILING:
             continue
         torch._dynamo.reset()
         verdict = judge_claim(claim, Subject(layer, CUDA, kind=kind), seed=1)
-        if verdict.status == UNTESTED:
-            assert claim.name == "opcheck" or "GPU" in verdict.reason, verdict
-        else:
-            assert verdict.status == (REFUSED if claim.name in refusals else PASS), verdict
+        expected = REFUSED if claim.name in refusals else PASS
+        if verdict.status != expected and not (
+            verdict.status == UNTESTED and (claim.name == "opcheck" or "GPU" in verdict.reason)
+        ):
+            wrong.append(str(verdict))
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +66,7 @@ def test_the_triton_example(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.delitem(sys.modules, "triton_linear", raising=False)
     layer = importlib.import_module("triton_linear").triton_linear
-    claims = ("values", "edge-shapes", "strides", "bfloat16", "float16", "float32", "autocast", "gradients*", "saved")
+    claims = ("values", "edge-shapes", "bfloat16", "float16", "autocast", "gradients", "gradients-strided", "saved")
     report = zoo.verify(layer, device=CUDA, claims=claims, isolate=False)
     assert report.ok, str(report)
     assert {v.status for v in report.verdicts} == {PASS}, str(report)

@@ -17,7 +17,9 @@ from zoo.verify.timing.judging import FASTER, SAME, SLOWER, SUSPECT
 from zoo.verify.timing.plan import Plan
 from zoo.verify.timing.running import Timer
 
-CUDA = torch.device("cuda")
+pytestmark = pytest.mark.quiet
+
+CUDA = torch.device("cuda")  # without a number, as users have it
 CASE = Case("resnet50/fc_b64", 64, 2048, 1000)
 PLAN = Plan("quick", 3, 10, (CASE,), ("float32",), peers=("eager",), passes=("forward",), states=("cold", "warm"))
 
@@ -41,14 +43,15 @@ def timed(target, plan=PLAN, **options):
 def test_one_call_by_the_clock():
     clock = CudaClock(CUDA)
     a, b = (torch.randn(4096, 4096, device=CUDA) for _ in range(2))
-    (a @ b).sum()
-    torch.cuda.synchronize()
+    long, short = lambda: (a @ b,), lambda: (a[:8] * 2,)
+    for call in (long, short):  # a kernel's first launch loads its module, which takes milliseconds
+        clock.once(call, 0.0)
     clock.chill()
-    once = clock.once(lambda: (a @ b,), 0.0)
+    once = clock.once(long, 0.0)
     assert once.us > 100 and once.host_us > 0  # 137 GFLOP take over 0.1 ms on any GPU there is
     assert torch.equal(once.at_return, once.settled)
-    short = clock.once(lambda: (a[:8] * 2,), 100.0)
-    assert short.us < 30  # a launch that the spinning hides
+    # a launch that the spinning hides; the host may be kept from it by others, at times
+    assert min(clock.once(short, 200.0).us for _ in range(10)) < 30
 
 
 def test_cupti_sees_what_a_side_stream_does():
@@ -71,10 +74,9 @@ def test_cupti_sees_what_a_side_stream_does():
 
 def test_the_stock_layer_against_itself():
     """In fresh processes, as a user has it."""
-    report = timed(
-        "torch.nn:Linear", replace(PLAN, peers=("eager", "compiled"), passes=("forward", "forward+backward"))
-    )
-    assert report.ok, report
+    passes = ("forward", "forward+backward")
+    report = timed("torch.nn:Linear", replace(PLAN, peers=("eager", "compiled"), passes=passes, states=("warm",)))
+    assert report.ok, str(report)
     for row in report.rows:
         assert row.speedup is not None, row
         assert row.peer != "eager" or row.verdict not in (FASTER, SLOWER), row
@@ -98,13 +100,14 @@ def test_the_stock_layer_against_itself():
 )
 def test_a_saboteur_is_suspect(layer):
     report = timed(layer)
-    assert {row.verdict for row in report.rows} == {SUSPECT}, report
+    assert {row.verdict for row in report.rows} == {SUSPECT}, str(report)
 
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("layer", [saboteurs.MemoByPointer, saboteurs.OnceUnderCapture])
 def test_tricks_that_the_schedule_gives_no_chance(layer):
-    assert all(row.verdict != FASTER for row in timed(layer).rows)
+    report = timed(layer)
+    assert all(row.speedup is not None and row.verdict != FASTER for row in report.rows), str(report)
 
 
 @pytest.mark.usefixtures("here")

@@ -349,7 +349,7 @@ def test_a_sequence_that_gains_and_loses_modules(reasons: list[str]) -> None:
     model.append(nn.Linear(4, 2))
     torch.testing.assert_close(model(x), model[4](model[3](F.gelu(model[0](x)))))
     assert ran(model, x) == ["mlp"] and not reasons
-    assert ran(model[:2], x) == ["linear"] and reasons == ["0 to 3 are no longer in a row"]
+    assert ran(model[:2], x) == ["linear"] and reasons == ["0 to 3 are not called in a row"]
     del model[2]
     torch.testing.assert_close(model(x), model[3](model[2](F.gelu(model[0](x)))))
     assert reasons[1:] == ["2 is a Linear[zoo]"]  # a sequence renumbers what is left

@@ -131,7 +131,9 @@ def test_a_choice_is_not_kept_for_calls_of_other_flags():
 )
 def test_split_models_compute_the_same_by_the_operator(ranks, kind, way):
     for ran in run_on(ranks, sharded.compared, kind, way):
-        assert {name for name, _ in ran} >= {"zoo::linear", "zoo::linear_input_grad", "zoo::linear_weight_grad"}
+        names = {name for name, _ in ran}
+        assert "zoo::linear" in names
+        assert "zoo::linear_backward" in names or names >= {"zoo::linear_input_grad", "zoo::linear_weight_grad"}
         assert not [name for name, _ in ran if name.startswith("aten::")]
         if (kind, way) == ("perceptron", "tensor_parallel"):
             share = 40 // ranks

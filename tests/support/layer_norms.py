@@ -325,7 +325,7 @@ def sums_in_bfloat16(input: Tensor, shape: Shape, weight: MaybeTensor, bias: May
 
 @caught_by("autocast")
 def half_under_autocast(input: Tensor, shape: Shape, weight: MaybeTensor, bias: MaybeTensor, eps: float) -> Tensor:
-    if not torch.is_autocast_enabled("cpu"):
+    if not any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
         return F.layer_norm(input, shape, weight, bias, eps)
     halves = (None if t is None else t.bfloat16() for t in (weight, bias))
     return F.layer_norm(input.bfloat16(), shape, *halves, eps).to(input.dtype)

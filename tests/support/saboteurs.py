@@ -213,7 +213,7 @@ def overflows_half(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
 
 @caught_by("autocast")
 def ignores_autocast(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    with torch.autocast("cpu", enabled=False):
+    with torch.autocast(input.device.type, enabled=False):
         return F.linear(input, weight, bias)
 
 

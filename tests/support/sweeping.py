@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from zoo.sweep.rows import SweepRow, Task, failed
 
@@ -21,5 +22,14 @@ def behave(task: Task, *, note: Callable[[str], None]) -> SweepRow:
         os.kill(os.getpid(), signal.SIGSEGV)
     if task.name == "is interrupted":
         os.kill(os.getpid(), signal.SIGINT)
+    if task.name == "dies once" and _first_time(task):
+        os.kill(os.getpid(), signal.SIGKILL)
     print("chatter")
     return failed(task, None, {"process": os.getpid()})
+
+
+def _first_time(task: Task) -> bool:
+    marker = Path(task.options["folder"], task.name)
+    known = marker.exists()
+    marker.touch()
+    return not known

@@ -116,6 +116,16 @@ def test_a_library_model_both_ways() -> None:
     assert (row.reference, row.untested, row.swapped) == ("timm/test_vit", {}, 25)
 
 
+def test_lean_computes_activations_again() -> None:
+    plain, lean = (examine(Task("timm/test_vit", lean=lean)) for lean in (False, True))
+    assert plain.ok and lean.ok, lean
+    assert (plain.lean, lean.lean) == (False, True)
+    assert (lean.flops, lean.custom_flops, lean.swapped) == (plain.flops, plain.custom_flops, plain.swapped)
+    assert lean.parity is not None and plain.parity is not None
+    assert (lean.parity.outputs, lean.parity.gradients) == (plain.parity.outputs, plain.parity.gradients)
+    assert not examine(Task("torchvision/squeezenet1_1", small=True, gradients=False, lean=True)).lean  # it cannot
+
+
 def test_the_steps_leave_what_is_outside_alone() -> None:
     torch.manual_seed(5)
     examine(Task("mlp", on="meta"))
@@ -259,3 +269,25 @@ def test_a_model_that_is_never_the_same(monkeypatch: pytest.MonkeyPatch) -> None
 
     row = look(Counting)
     assert row.untested["outputs after unpatch"] == "the stock model's own differ from run to run"
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."), MemoryError()])
+def test_memory_that_runs_out_is_told_apart(error: Exception) -> None:
+    class Hungry(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.dtype is torch.float64:  # parity raises an error of its own from this one
+                raise error
+            return super().forward(x)
+
+    row = look(Hungry)
+    assert row.failure is not None
+    assert (row.failure.step, row.failure.starved) == ("parity", True)
+
+
+def test_other_failures_are_not_of_memory() -> None:
+    class Broken(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            raise ValueError("no")
+
+    row = look(Broken)
+    assert row.failure is not None and not row.failure.starved

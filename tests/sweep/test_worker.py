@@ -24,6 +24,7 @@ def test_a_bad_model_costs_only_itself(capfd: pytest.CaptureFixture[str]) -> Non
         hung = look("hangs", limit=0.5)
         assert hung.name == "hangs" and hung.failure is not None
         assert (hung.failure.step, hung.failure.message) == ("run", "not done after 0.5 s")
+        assert hung.failure.starved
         assert 0.5 <= hung.seconds["in all"] < 30  # it would hang for 60
         third = look("two")
         assert third.ok
@@ -57,6 +58,7 @@ def test_after_a_failure_the_process_is_another_one(monkeypatch: pytest.MonkeyPa
             return "row", row
 
     with Worker() as worker:
+        worker.kill()  # there is nothing to kill yet
         monkeypatch.setattr(worker, "_started", Connection)
         monkeypatch.setattr(worker, "_stop", lambda: stopped.append(row.name))
         assert worker.examine(Task("one"), time_limit=1) is row

@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from torch.utils.data import TensorDataset
 
 from zoo import checkpoint, data, factory
+from zoo.lock import locked
 from zoo.preparing import resized
 from zoo.train import TrainConfig, run, train
 from zoo.train.building import build_model
 from zoo.train.checkpoints import latest, listed
-from zoo.train.lock import locked
 from zoo.train.log import Log, read_log
 
 ROOT = Path(__file__).parents[2]
@@ -381,8 +381,8 @@ def test_the_lock_dies_with_its_holder(tmp_path: Path) -> None:
     code = f"""
 import os, signal, time
 from pathlib import Path
-from zoo.train.lock import locked
-with locked(Path({str(tmp_path)!r})):
+from zoo.lock import locked
+with locked(Path({str(tmp_path)!r}), doing="working", remedy="go away"):
     child = os.fork()
     if not child:
         time.sleep(60)
@@ -396,7 +396,9 @@ with locked(Path({str(tmp_path)!r})):
     try:
         assert holder.wait(60) == -signal.SIGKILL
         os.kill(child, 0)  # it lives
-        with locked(tmp_path), pytest.raises(ValueError, match="another process"), locked(tmp_path):
+        words = {"doing": "working", "remedy": "go away"}
+        refused = pytest.raises(ValueError, match="another process is working; wait for its end, or go away")
+        with locked(tmp_path, **words), refused, locked(tmp_path, **words):
             pass
     finally:
         os.kill(child, signal.SIGKILL)

@@ -12,7 +12,7 @@ from zoo.bench.cases import CASES, Case, cases_named
 from zoo.bench.linear_report import LinearReport
 from zoo.bench.measuring import DTYPES, Measurement, measured
 from zoo.bench.options import chosen
-from zoo.machine import examine
+from zoo.machine import device_of, examine
 
 __all__ = ["PASSES", "PEERS", "PRECISIONS", "bench_linear"]
 
@@ -60,7 +60,7 @@ def bench_linear(
     Raises:
         ValueError: an unknown name.
     """
-    place = torch.device(device)
+    place = device_of(device)
     given = list(cases) if cases is not None else [case for case in CASES if case.quick or not quick]
     globs = [case for case in given if isinstance(case, str)]
     taken = [*(case for case in given if isinstance(case, Case)), *cases_named(globs)]

@@ -18,7 +18,7 @@ from zoo.bench.options import chosen
 from zoo.bench.timing import WallClock, finish, race
 from zoo.coverage import coverage
 from zoo.factory import create
-from zoo.machine import examine, float32_precision
+from zoo.machine import device_of, examine, float32_precision
 from zoo.registry import resolve
 
 __all__ = [
@@ -112,7 +112,7 @@ def bench_model(
     Raises:
         ValueError: an unknown name, or a model that does not take such images.
     """
-    place, names = torch.device(device), tuple(dict.fromkeys(models))
+    place, names = device_of(device), tuple(dict.fromkeys(models))
     for name in names:
         resolve(name)
     for what, number in (("batch", batch), ("image", image)):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import itertools
-import math
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -15,13 +15,15 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from zoo.bench.model import MODELS, MODES, OUTPUT_TOLERANCE, PEERS, batches_for, difference, forward_mode
+from zoo.bench.exact import combined
+from zoo.bench.model import MODELS, MODES, OUTPUT_TOLERANCE, PEERS, batches_for, forward_mode
 from zoo.bench.options import chosen
 from zoo.bench.serving_report import ServeReport, ServeRow
 from zoo.bench.timing import finish, ratio
 from zoo.coverage import coverage
 from zoo.factory import create
-from zoo.machine import examine, float32_precision
+from zoo.judging import Measure, judge, measure
+from zoo.machine import device_of, examine, float32_precision
 from zoo.registry import resolve
 
 __all__ = ["BATCHES", "ServeMeasurement", "bench_serving"]
@@ -67,8 +69,9 @@ def bench_serving(
 ) -> ServeReport:
     """Time requests to models of ``zoo.create(name, custom_linear=True)`` beside the same without, from equal weights.
 
-    Both sides answer the same requests, in short runs of calls in random order. With a compiled peer, what
-    torch.compile keeps in this process is dropped before each measurement.
+    Both sides answer the same requests, in short runs of calls in random order. Their logits are compared with the
+    stock model's in float64: zoo's error is judged beside the peer's by the rule of :mod:`zoo.judging`. With a compiled
+    peer, what torch.compile keeps in this process is dropped before each measurement.
 
     Args:
         models: names, as in ``zoo.list_models()``, of image classifiers.
@@ -87,7 +90,7 @@ def bench_serving(
     Raises:
         ValueError: an unknown name, or a model that does not take such images.
     """
-    place, names, sizes = torch.device(device), tuple(dict.fromkeys(models)), tuple(dict.fromkeys(batches))
+    place, names, sizes = device_of(device), tuple(dict.fromkeys(models)), tuple(dict.fromkeys(batches))
     for name in names:
         resolve(name)
     for what, number, least in (*(("batch", size, 1) for size in sizes), ("image", image, 1), ("calls", calls, 2)):
@@ -124,25 +127,29 @@ def _measure(m: ServeMeasurement, image: int, device: torch.device, *, calls: in
         custom.load_state_dict(stock.state_dict())
         with forward_mode(m.mode, "serve", device):
             share = coverage(custom, requests[0]).share
-            expected = [stock(images).clone() for images in requests]
+            eager = [stock(images).clone() for images in requests]
+        with torch.no_grad():
+            double = copy.deepcopy(stock).double()
+            exact = [double(images.double()) for images in requests]
+            del double
+        with forward_mode(m.mode, "serve", device):
             try:
                 graphs = _GraphSkips()
                 sides = {"zoo": custom, "peer": stock}
                 answers = {name: _answering(model, m.peer, device) for name, model in sides.items()}
-                apart = dict.fromkeys(sides, 0.0)
+                errors: dict[str, list[Measure]] = {name: [] for name in sides}
                 for turn in range(WARM_UP):
                     for answer in answers.values():
                         answer(requests[turn % len(requests)])
-                _compare(answers, requests, expected, apart)
+                _compare(answers, requests, exact, errors)
                 taken = _times(answers, requests, calls=calls, seed=seed)
-                _compare(answers, requests, expected, apart)
+                _compare(answers, requests, exact, errors)
             except Exception as error:
                 lines = str(error).strip().splitlines() or [""]
                 return replace(row, custom_share=share, failure=f"{type(error).__name__}: {lines[0]}")
     found = ratio(taken["peer"], taken["zoo"], seed=seed)
-    limit = OUTPUT_TOLERANCE[m.mode]
-    # a NaN is over any limit
-    wrong = [f"the logits of {name} differ by {d:.1e}, over {limit}" for name, d in apart.items() if not d <= limit]
+    whole = {name: combined(parts) for name, parts in errors.items()}
+    whole["eager"] = combined([measure(got, right) for got, right in zip(eager, exact, strict=True)])
     figures: dict[str, Any] = {
         f"{name}_p{percent}_us": float(numpy.percentile(times, percent))
         for name, times in taken.items()
@@ -157,10 +164,21 @@ def _measure(m: ServeMeasurement, image: int, device: torch.device, *, calls: in
         calls=len(taken["zoo"]),
         cuda_graphs=graphs.none() if m.peer == "compiled" and device.type == "cuda" else None,
         custom_share=share,
-        zoo_output_difference=apart["zoo"],
-        peer_output_difference=apart["peer"],
-        failure="; ".join(wrong),
+        zoo_error=whole["zoo"].error,
+        peer_error=whole["peer"].error,
+        eager_error=whole["eager"].error,
+        failure="; ".join(_wrong(whole["zoo"], whole["peer"], whole["eager"], m)),
     )
+
+
+def _wrong(custom: Measure, peer: Measure, eager: Measure, m: ServeMeasurement) -> list[str]:
+    """What is wrong with the logits. The peer is only asked for answers to these requests, as torch compiles it."""
+    least = OUTPUT_TOLERANCE[m.mode]
+    rounded = replace(eager, norm=max(eager.norm, least * eager.exact_norm), peak=max(eager.peak, eager.exact_peak))
+    found = [entry for entry in judge("logits", {"peer": peer}, {"peer": rounded}) if not entry.ok]
+    found += [e for e in judge("logits", {"zoo": custom}, {"zoo": eager if found else peer}) if not e.ok]
+    told = f" (torch's eagerly {eager.error:.1e}, {m.peer} {peer.error:.1e})"
+    return [f"the logits of {entry.name}: {entry.reason}{told}" for entry in found]
 
 
 def _answering(model: nn.Module, peer: str, device: torch.device) -> Callable[[Tensor], Tensor]:
@@ -180,14 +198,12 @@ def _answering(model: nn.Module, peer: str, device: torch.device) -> Callable[[T
 def _compare(
     answers: dict[str, Callable[[Tensor], Tensor]],
     requests: list[Tensor],
-    expected: list[Tensor],
-    apart: dict[str, float],
+    exact: list[Tensor],
+    errors: dict[str, list[Measure]],
 ) -> None:
-    """Keep the largest difference of each side, or a NaN."""
+    """Add how far each side's answers are from float64."""
     for name, answer in answers.items():
-        for images, logits in zip(requests, expected, strict=True):
-            found = difference(answer(images), logits)
-            apart[name] = found if math.isnan(found) else max(apart[name], found)
+        errors[name] += [measure(answer(images), right) for images, right in zip(requests, exact, strict=True)]
 
 
 def _times(

@@ -46,10 +46,12 @@ class ServeRow:
     """Whether both sides were replayed from CUDA graphs, as torch counts it; None where none were asked for."""
     custom_share: float | None = None
     """Of the forward's FLOPs, what ran through zoo's Linears in one forward apart, uncompiled."""
-    zoo_output_difference: float | None = None
-    """Of the logits from those of the stock model, run eagerly on the same request: relative (Frobenius), the largest
-    of the requests before and after the timing."""
-    peer_output_difference: float | None = None
+    zoo_error: float | None = None
+    """Of the logits, from those of the stock model in float64: relative (Frobenius), of all requests, before and after
+    the timing."""
+    peer_error: float | None = None
+    eager_error: float | None = None
+    """Of the stock model's in the same mode, run eagerly."""
     failure: str = ""
     """What was wrong or could not be done; empty if all is well."""
 
@@ -73,7 +75,7 @@ class ServeReport(BenchReport):
     rows: tuple[ServeRow, ...]
     complete: bool = True
     """Whether all that was asked for has been measured."""
-    schema: int = field(default=1)
+    schema: int = field(default=2)
     """Version of this document's form."""
 
     def __rich__(self) -> RenderableType:

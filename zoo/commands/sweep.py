@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from zoo.commands.output import progress, tell
 from zoo.preparing import choose_device
@@ -22,12 +22,14 @@ def run(
     on: str,
     device: str,
     shard: str,
+    processes: int,
     out: str | None,
     resume: bool,
     gradients: bool,
     small: bool,
     max_parameters: str,
     time_limit: float,
+    time_budget: float | None,
     save: bool,
 ) -> SweepReport:
     """Sweep the models. Args: as the command's, see ``zoo sweep --help``."""
@@ -39,29 +41,31 @@ def run(
         words += [] if gradients else ["--no-gradients"]
         words += ["--small"] if small else []
     words += [] if shard == "1/1" else ["--shard", shard]
+    words += [] if processes == 1 else ["--processes", str(processes)]
     with contextlib.ExitStack() as stack:
+        bar = stack.enter_context(progress())
+        line = bar.add_task("")
 
-        def track(names: Sequence[str]) -> Iterable[str]:
-            bar = stack.enter_context(progress())
-            task = bar.add_task("", total=len(names))
-            for name in names:
-                bar.update(task, description=name)
-                yield name
-                bar.advance(task)
+        def watch(under_way: Sequence[str], done: int, total: int) -> None:
+            name = under_way[0] if under_way else ""
+            others = f" and {len(under_way) - 1} more" if len(under_way) > 1 else ""
+            bar.update(line, description=name + others, completed=done, total=total)
 
         report = sweep(
             globs or ("*",),
             on=on,
             device=place,
             shard=shard,
+            processes=processes,
             out=out,
             resume=resume,
             gradients=gradients,
             small=small,
             max_parameters=limit,
             time_limit=time_limit,
+            time_budget=time_budget,
             command=" ".join(words),
-            progress=track,
+            watch=watch,
         )
     if save:
         tell(f"figures are in {save_fields(report.rows)}")

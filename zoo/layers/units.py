@@ -5,7 +5,7 @@ that gives what the modules would have given, and calls the modules, one by one,
 each call, so a hook that comes later is heeded, and so is a module that takes another's place.
 
 A parent is one that does nothing but call its children one after the other: an nn.Sequential, with any class that
-leaves its forward alone (torchvision's MLP), and timm's Mlp.
+leaves its forward alone (torchvision's MLP), and timm's Mlp; or one with a method that does: zoo's own MLP.
 """
 
 from __future__ import annotations
@@ -57,6 +57,10 @@ _CHAINS: dict[tuple[str, str], Unit] = {
 }
 """Forwards that call these children, in this order, each on what the one before gave, and nothing else."""
 
+_ROW, _ROW_OF = "_in_a_row", ("zoo.models.mlp", "MLP._in_a_row")
+"""A method ``(x, first, end)`` that does so with some of the children of a sequence, by their places; all but the last,
+which is zoo's MLP's classifier."""
+
 
 class FusedParent:
     """Mixin, after :class:`Patched`, that marks a parent whose units run as one."""
@@ -84,11 +88,19 @@ def chain_of(parent: nn.Module) -> Unit | None:
         return None
     if forward is nn.Sequential.forward:
         return tuple(parent._modules) if cls.__iter__ is nn.Sequential.__iter__ else None  # type: ignore[attr-defined]
+    if _has_row(cls):
+        return tuple(parent._modules)[:-1]
     known = _CHAINS.get((forward.__module__, forward.__qualname__))
     # of another version it may be another one
     if known is None or forward.__code__.co_names != known or not set(known) <= parent._modules.keys():
         return None
     return known
+
+
+def _has_row(cls: Any) -> bool:
+    row = getattr(cls, _ROW, None)
+    known = (getattr(row, "__module__", None), getattr(row, "__qualname__", None)) == _ROW_OF
+    return known and cls.__getitem__ is nn.Sequential.__getitem__
 
 
 def units_in(parent: nn.Module) -> Iterator[Unit]:
@@ -246,14 +258,20 @@ def _make(
     function: Callable[..., Tensor],
     replaces: tuple[Any, ...],
 ) -> type[nn.Module]:
-    own: Any = original.forward
+    changed = _ROW if _has_row(without(original, Patched)) else "forward"
+    own: Any = getattr(original, changed)
 
     @functools.wraps(own)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if len(args) != 1 or kwargs or not isinstance(args[0], Tensor):  # torch.fx traces with something else
             return own(self, *args, **kwargs)
-        return _run(self, args[0])
+        return _run(self, args[0], self.zoo_chain or tuple(self._modules))
 
+    @functools.wraps(own)
+    def row(self: Any, x: Any, first: int, end: int) -> Any:
+        return _run(self, x, tuple(self._modules)[first:end])
+
+    new = row if changed == _ROW else forward
     return derive(
         f"{original.__name__}[{layer}]",
         (Patched, FusedParent, original),
@@ -265,21 +283,20 @@ def _make(
         zoo_chain=_CHAINS.get((own.__module__, own.__qualname__)),
         zoo_function=staticmethod(function),
         zoo_replaces=replaces,
-        zoo_forward=forward,
-        forward=forward,
+        zoo_forward=original.forward if changed == _ROW else new,
+        **{changed: new},
     )
 
 
-def _run(parent: FusedParent, x: Any) -> Any:
-    """The parent's forward: its children one after the other, the units as one wherever that is the same."""
+def _run(parent: FusedParent, x: Any, names: Unit) -> Any:
+    """The parent's children of these names one after the other, the units as one wherever that is the same."""
     children: dict[str, Any] = parent._modules  # type: ignore[attr-defined]
-    names = parent.zoo_chain or tuple(children)
     at = 0
     while at < len(names):
         unit = parent.zoo_units.get(names[at])
         if unit is not None:
             activation: str | None = None
-            why: str | None = f"{unit[0]} to {unit[-1]} are no longer in a row"
+            why: str | None = f"{unit[0]} to {unit[-1]} are not called in a row"
             if names[at : at + len(unit)] == unit:
                 activation, why = _as_one(children, unit, parent.zoo_replaces)
                 why = why or _not_now(children, unit, x)

@@ -71,10 +71,11 @@ class MLP(nn.Sequential):
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Inputs -> what the last hidden layer gives, (..., num_features)."""
-        x = self._vectors(x)
-        recompute = self.grad_checkpointing and torch.is_grad_enabled()
-        for first in range(0, len(self) - 1, 3):
-            x = checkpoint(self._hidden, first, x, use_reentrant=False) if recompute else self._hidden(first, x)
+        x, end = self._vectors(x), len(self) - 1
+        if not (self.grad_checkpointing and torch.is_grad_enabled()):
+            return self._in_a_row(x, 0, end)
+        for first in range(0, end, 3):
+            x = checkpoint(self._in_a_row, x, first, first + 3, use_reentrant=False)
         return x
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
@@ -98,8 +99,8 @@ class MLP(nn.Sequential):
         """Keep only each hidden layer's input for backward and compute the rest again there."""
         self.grad_checkpointing = enable
 
-    def _hidden(self, first: int, x: Tensor) -> Tensor:
-        for index in range(first, first + 3):
+    def _in_a_row(self, x: Tensor, first: int, end: int) -> Tensor:
+        for index in range(first, end):
             x = self[index](x)
         return x
 

@@ -18,6 +18,7 @@ from zoo.ops import _sharding as _sharding
 from zoo.ops._activation import activation_grad
 from zoo.ops._explain import Choice, Rejected, explain
 from zoo.ops._fake import ACTIVATIONS, DTYPES, needs_preactivation
+from zoo.ops._library import eager_linear, eager_mlp
 from zoo.ops._linear import Linear, LinearActivation, linear_bias_grad, linear_input_grad, linear_weight_grad
 from zoo.ops._matmul import batched_matmul
 from zoo.ops._mlp import Mlp
@@ -55,6 +56,10 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, activat
         RuntimeError: shapes, dtypes or devices that do not fit, with what was got and expected.
         ValueError: an unknown activation.
     """
+    if not torch.compiler.is_compiling():
+        output = eager_linear(input, weight, bias, activation)
+        if output is not NotImplemented:
+            return output
     dtype = _autocast_dtype(input) if _is_any_autocast_enabled() else None
     if activation is None:
         if dtype is not None:
@@ -94,6 +99,10 @@ def mlp(
         RuntimeError: shapes, dtypes or devices that do not fit, with what was got and expected.
         ValueError: an unknown activation.
     """
+    if not torch.compiler.is_compiling():
+        output = eager_mlp(input, weight1, bias1, weight2, bias2, activation)
+        if output is not NotImplemented:
+            return output
     if activation not in ACTIVATIONS:
         raise ValueError(f"unknown activation {activation!r}; known: {', '.join(ACTIVATIONS)}")
     tensors = (input, weight1, bias1, weight2, bias2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from dataclasses import dataclass
@@ -115,5 +114,4 @@ def _aligned(t: Tensor) -> bool:
 
 @cache
 def _has_sm90a() -> bool:
-    record = _library.library_path("_C").with_name("_build_info.json")  # type: ignore[union-attr]
-    return record.exists() and "sm_90a" in json.loads(record.read_text()).get("architectures", [])
+    return "sm_90a" in _library.build_info().get("architectures", [])

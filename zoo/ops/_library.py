@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import json
+import os
 from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["CUDA_KERNELS", "CUDA_LOADED", "CUDA_MISSING", "OPERATORS", "library_path", "operators"]
+__all__ = [
+    "CUDA_KERNELS",
+    "CUDA_LOADED",
+    "CUDA_MISSING",
+    "EAGER_MISSING",
+    "OPERATORS",
+    "build_info",
+    "eager_linear",
+    "eager_mlp",
+    "library_path",
+    "operators",
+]
 
 OPERATORS = (
     "linear",
@@ -35,8 +50,14 @@ def library_path(stem: str) -> Path | None:
     return next((path for pattern in (f"{stem}.abi3.so", f"{stem}*.pyd") for path in _PACKAGE.glob(pattern)), None)
 
 
+def build_info() -> dict[str, Any]:
+    """How the libraries were built; empty where no build has left word."""
+    file = _PACKAGE / "_build_info.json"
+    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {}
+
+
 def _load() -> str | None:
-    """Load both libraries. Returns why CUDA tensors cannot be served, or None if they can."""
+    """Load the core and the CUDA library. Returns why CUDA tensors cannot be served, or None if they can."""
     if hasattr(torch.ops.zoo, "linear"):  # a second copy would register the same names again and abort
         raise ImportError("another copy of zoo's library is already loaded in this process; import only one zoo")
     core = library_path("_C")
@@ -79,3 +100,32 @@ if CUDA_MISSING:
     # in place of the dispatcher's dump of missing kernels
     for _name in OPERATORS:
         torch.library.impl(f"zoo::{_name}", "CUDA", _refuse(_name))
+
+
+# Eager mode in C++
+
+
+def _left_to_python(*args: Any) -> Any:
+    return NotImplemented
+
+
+def _load_eager() -> str | None:
+    """Load ``zoo._C_eager``. Returns why it is not, or None if it is."""
+    global eager_linear, eager_mlp
+    if os.environ.get("ZOO_EAGER") == "0":
+        return "ZOO_EAGER=0 leaves it out"
+    if importlib.util.find_spec("zoo._C_eager") is None:
+        return "it was not built for this Python"
+    built = build_info().get("torch")
+    if built != torch.__version__:
+        return f"it was built with torch {built}, and this is {torch.__version__}; rebuild zoo with this torch"
+    library = importlib.import_module("zoo._C_eager")
+    eager_linear, eager_mlp = library.linear, library.mlp
+    return None
+
+
+eager_linear: Any = _left_to_python
+"""``linear`` as eager mode calls it, with its autograd in C++; NotImplemented for what Python has to do
+(csrc/eager.cpp)."""
+eager_mlp: Any = _left_to_python
+EAGER_MISSING = _load_eager()

@@ -16,6 +16,7 @@ from zoo.isolation import undisturbed
 from zoo.parity import parity
 from zoo.passes import named_tensors
 from zoo.preparing import make
+from zoo.readout import equalities, numbers
 from zoo.registry import build
 from zoo.state_dict import check_state_dict
 from zoo.swap import Rule, apply_rules, patch, unpatch
@@ -28,6 +29,8 @@ __all__ = ["examine"]
 
 BATCH = 2
 META = torch.device("meta")
+_NO_MEMORY = ("out of memory", "ALLOC_FAILED", "can't allocate memory")
+"""As CUDA, its libraries and the CPU's allocator say it."""
 
 
 def examine(task: Task, *, note: Callable[[str], None] = lambda step: None) -> SweepRow:
@@ -41,7 +44,7 @@ def examine(task: Task, *, note: Callable[[str], None] = lambda step: None) -> S
     try:
         work.all()
     except Exception as error:  # libraries fail in any way
-        failure = Failure(work.step_now, _in_words(error))
+        failure = Failure(work.step_now, _in_words(error), starved=_of_memory(error))
     if work.device.type == "cuda":
         with contextlib.suppress(RuntimeError):  # an error of CUDA's may come again at each call
             work.found["peak_bytes"] = torch.cuda.max_memory_allocated(work.device)
@@ -123,10 +126,19 @@ class _Work:
             self.device = torch.device(task.device)
             if self.device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(self.device)
-            model = make(task.name, task.options, device=self.device).eval()
+            model = self.leaner(make(task.name, task.options, device=self.device).eval())
             if task.small:
                 self.found["input"] = shape = smallest_shape(model, shape)
         return model.eval(), shape
+
+    def leaner(self, model: nn.Module) -> nn.Module:
+        """The model, with gradient checkpointing if the task asks for it and the model can."""
+        switch = getattr(model, "set_grad_checkpointing", None)
+        if self.task.lean and callable(switch):
+            with contextlib.suppress(AssertionError):  # so timm refuses it
+                switch(True)
+                self.found["lean"] = True
+        return model
 
     def stock(self, model: nn.Module, one: Tensor, inputs: Tensor) -> bool:
         """Run the model as it was built. Returns whether it can be run at all."""
@@ -169,7 +181,8 @@ class _Work:
         model.zero_grad(set_to_none=True)
         if not gradients:
             raise _Wrong("no parameter has a gradient")
-        if bad := [name for name, gradient in gradients.items() if not gradient.isfinite().all()]:
+        finite = numbers(gradient.isfinite().all() for gradient in gradients.values())
+        if bad := [name for name, good in zip(gradients, finite, strict=True) if not good]:
             raise _Wrong(f"{len(bad)} gradients are not finite, first {bad[0]}")
 
     def state_dict(self, model: nn.Module) -> nn.Module | None:
@@ -179,7 +192,7 @@ class _Work:
             self.untested["state_dict"] = "no model of the same name in torchvision"
             return None
         with torch.device(self.device):
-            reference = build(name, self.task.options).eval()
+            reference = self.leaner(build(name, self.task.options).eval())
         check_state_dict(model, reference).raise_for_failure()
         reference.load_state_dict(model.state_dict(), strict=True)
         model.load_state_dict(reference.state_dict(), strict=True)
@@ -223,7 +236,16 @@ def _runs(model: nn.Module, inputs: Tensor) -> bool:
 
 
 def _equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+    return one.keys() == other.keys() and all(equalities((tensor, other[name]) for name, tensor in one.items()))
+
+
+def _of_memory(error: BaseException | None) -> bool:
+    """Whether an error, or one that it came from, says that memory ran out."""
+    while error is not None:
+        if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(text in str(error) for text in _NO_MEMORY):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _in_words(error: BaseException) -> str:

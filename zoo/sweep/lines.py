@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from zoo.lock import locked
 from zoo.sweep.rows import SweepRow, Task, versions_of
 
-__all__ = ["append", "begin", "read"]
+__all__ = ["append", "begin", "held", "read"]
 
 
 def begin(path: Path, tasks: Iterable[Task], *, resume: bool) -> dict[str, SweepRow]:
@@ -17,10 +19,7 @@ def begin(path: Path, tasks: Iterable[Task], *, resume: bool) -> dict[str, Sweep
     What a run that was cut off left of a line is taken off. ValueError for a file of something else, or of a sweep of
     other libraries or in another way.
     """
-    if path.suffix != ".jsonl":
-        raise ValueError(f"out {str(path)!r}: expected a file named *.jsonl")
-    if not path.absolute().parent.is_dir():
-        raise ValueError(f"out {str(path)!r}: there is no folder {path.absolute().parent}")
+    _check(path)
     if not resume or not path.exists():
         path.write_bytes(b"")
         return {}
@@ -43,6 +42,22 @@ def begin(path: Path, tasks: Iterable[Task], *, resume: bool) -> dict[str, Sweep
     if whole < len(data):
         os.truncate(path, whole)
     return rows
+
+
+@contextlib.contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Inside, the file is there and no other process sweeps into it. ValueError where one does, or as :func:`begin`."""
+    _check(path)
+    path.touch()
+    with locked(path, doing="sweeping into this file", remedy="take another file"):
+        yield
+
+
+def _check(path: Path) -> None:
+    if path.suffix != ".jsonl":
+        raise ValueError(f"out {str(path)!r}: expected a file named *.jsonl")
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"out {str(path)!r}: there is no folder {path.absolute().parent}")
 
 
 def append(path: Path, row: SweepRow) -> None:

@@ -26,6 +26,8 @@ class SweepReport(TableReport):
     rows: tuple[SweepRow, ...]
     resumed: int = 0
     """Rows that the file held already."""
+    left: int = 0
+    """Models that were not looked at, as the time was up."""
     schema: int = SCHEMA
 
     @property
@@ -81,6 +83,7 @@ class SweepReport(TableReport):
         bad = len(self.failures)
         models = f"{len(self.rows)} model{'' if len(self.rows) == 1 else 's'}"
         end = f"{bad} of {models} FAILED" if bad else f"{models}, all well"
+        end += f"; {self.left} left, as the time was up: resume with the same command" if self.left else ""
         return Group(self.command, table, *lines, "", verdict(self.ok, end))
 
 

@@ -43,6 +43,8 @@ class Task:
     """A larger model is built on the meta device."""
     options: dict[str, Any] = field(default_factory=dict)
     """Of the model, as zoo.create takes them."""
+    lean: bool = False
+    """Keep no activations for backward but compute them again there, where the model can (gradient checkpointing)."""
 
     def asked(self) -> dict[str, Any]:
         """What rows must share to stand in one file; on the meta device the rest has no meaning."""
@@ -64,6 +66,8 @@ class Failure:
     step: str
     """Of build, stock, patch, run, backward, state_dict, parity, unpatch."""
     message: str
+    starved: bool = False
+    """Whether memory or time ran out, or the process died: with nothing beside it, it may do better."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,8 @@ class SweepRow(Report):
     parity: ParitySummary | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     """By step."""
+    lean: bool = False
+    """Whether activations were computed again in backward, as they would not have fitted into memory."""
     peak_bytes: int | None = None
     """Of the GPU's memory; None elsewhere."""
     schema: int = SCHEMA

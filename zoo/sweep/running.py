@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from zoo.registry import list_models
-from zoo.sweep.lines import append, begin
+from zoo.sweep.lines import append, begin, held
+from zoo.sweep.memory import fitted, need, room
+from zoo.sweep.pool import examined
 from zoo.sweep.report import SweepReport
 from zoo.sweep.rows import SweepRow, Task
-from zoo.sweep.worker import Worker
 
 __all__ = ["MAX_PARAMETERS", "TIME_LIMIT", "chosen_models", "sweep"]
 
 MAX_PARAMETERS = 700_000_000
 TIME_LIMIT = 600.0
+
+Watch = Callable[[Sequence[str], int, int], object]
 
 
 def sweep(
@@ -25,14 +30,16 @@ def sweep(
     on: str = "data",
     device: str = "cpu",
     shard: str = "1/1",
+    processes: int = 1,
     out: str | os.PathLike[str] | None = None,
     resume: bool = True,
     gradients: bool = True,
     small: bool = False,
     max_parameters: int | None = MAX_PARAMETERS,
     time_limit: float = TIME_LIMIT,
+    time_budget: float | None = None,
     command: str = "zoo.sweep.sweep",
-    progress: Callable[[Sequence[str]], Iterable[str]] = iter,
+    watch: Watch = lambda under_way, done, total: None,
 ) -> SweepReport:
     """Build every model, patch it, run it, compare it with its source library's, and unpatch it.
 
@@ -48,14 +55,17 @@ def sweep(
         on: "data", or "meta".
         device: where to run on data.
         shard: "k/n", every n-th model beginning with the k-th, counted from 1.
+        processes: how many models are looked at together. The largest begin, as many as there is memory for. One that
+            runs out of memory or time beside others, or whose process dies, is looked at again at the end, alone.
         out: a file named *.jsonl that each model's row is added to as soon as it is known.
         resume: leave out what is in the file already; else begin the file anew.
         gradients: on data, run a backward and compare gradients.
         small: on data, images of the smallest size that a model takes, instead of its own.
         max_parameters: a model with more is looked at on the meta device; None for no limit.
         time_limit: seconds for one model.
+        time_budget: seconds after which no further model begins; what is under way is finished. None for no limit.
         command: what the report says was asked for.
-        progress: wraps the sequence of names that is gone through.
+        watch: is told, as it goes, the names of the models under way, how many are done, and how many there are to do.
 
     Raises:
         ValueError: an argument of the wrong form, a glob that matches nothing, or a file of another sweep.
@@ -65,20 +75,53 @@ def sweep(
         raise ValueError(f"on={on!r}: expected 'data' or 'meta'")
     if not time_limit > 0:
         raise ValueError(f"time_limit={time_limit!r}: expected more than 0 seconds")
+    if isinstance(processes, bool) or not isinstance(processes, int) or processes < 1:
+        raise ValueError(f"processes={processes!r}: expected a number of processes, 1 or more")
+    if time_budget is not None and not time_budget > 0:
+        raise ValueError(f"time_budget={time_budget!r}: expected more than 0 seconds, or None")
+    until = None if time_budget is None else time.monotonic() + time_budget
     names = chosen_models(globs, shard=shard)
     tasks = {
         name: Task(name, on=on, device=device, gradients=gradients, small=small, max_parameters=max_parameters)
         for name in names
     }
     file = None if out is None else Path(out)
-    rows: dict[str, SweepRow] = {} if file is None else begin(file, tasks.values(), resume=resume)
-    resumed = len(rows.keys() & tasks.keys())
-    with Worker() as worker:
-        for name in progress([name for name in names if name not in rows]):
-            rows[name] = worker.examine(tasks[name], time_limit=time_limit)
+    rows: dict[str, SweepRow] = {}
+    under_way: dict[str, None] = {}
+    with contextlib.ExitStack() as stack:
+        if file is not None:
+            stack.enter_context(held(file))
+            rows = begin(file, tasks.values(), resume=resume)
+        resumed = len(rows.keys() & tasks.keys())
+        todo = [tasks[name] for name in names if name not in rows]
+        memory = room(device) if processes > 1 and on == "data" else None
+        if memory is not None:
+            todo = [fitted(task, memory) for task in todo]
+
+        def tell() -> None:
+            watch(tuple(under_way), sum(task.name in rows for task in todo), len(todo))
+
+        def begun(name: str) -> None:
+            under_way[name] = None
+            tell()
+
+        found = examined(
+            todo,
+            processes=processes,
+            time_limit=time_limit,
+            until=until,
+            need=need,
+            room=memory or 0,
+            begun=begun,
+        )
+        for row in stack.enter_context(contextlib.closing(found)):
+            rows[row.name] = row
             if file is not None:
-                append(file, rows[name])
-    return SweepReport(command, tuple(rows[name] for name in names), resumed)
+                append(file, row)
+            under_way.pop(row.name, None)
+            tell()
+    done = tuple(rows[name] for name in names if name in rows)
+    return SweepReport(command, done, resumed, left=len(names) - len(done))
 
 
 def chosen_models(globs: Iterable[str], *, shard: str = "1/1") -> list[str]:

@@ -12,7 +12,8 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -43,10 +44,11 @@ class Worker:
     """Looks at one model after the other in a process of its own; a new one after each failure.
 
     ``look`` is what it does there, a function that can be pickled; :func:`zoo.sweep.examining.examine` unless told.
+    ``share`` is how many such processes there are, which share the cores.
     """
 
-    def __init__(self, look: Look | None = None) -> None:
-        self._look = look
+    def __init__(self, look: Look | None = None, *, share: int = 1) -> None:
+        self._look, self._share = look, share
         # spawned: a copy of this process would share its CUDA context and its threads' locks
         self._context = multiprocessing.get_context("spawn")
         self._process: multiprocessing.process.BaseProcess | None = None
@@ -68,7 +70,13 @@ class Worker:
         try:
             return self.ask(task, time_limit=time_limit)
         except Ended as end:
-            return failed(task, Failure(end.step, str(end)), {"in all": time.monotonic() - begun})
+            return failed(task, Failure(end.step, str(end), starved=True), {"in all": time.monotonic() - begun})
+
+    def kill(self) -> None:
+        """End the process at once; whoever waits for its answer, in another thread, is told that it ended."""
+        process = self._process
+        if process is not None and process.pid is not None:
+            process.kill()
 
     def ask(self, task: Any, *, time_limit: float, heard: Callable[[str], object] = lambda step: None) -> Any:
         """What ``look`` makes of a task; it has the property ``ok``. ``heard`` is told each step as it comes.
@@ -103,8 +111,11 @@ class Worker:
         if self._connection is not None:
             return self._connection
         self._connection, other = self._context.Pipe()
-        self._process = self._context.Process(target=_serve, args=(other, str(self._said), self._look), daemon=True)
-        self._process.start()
+        self._process = self._context.Process(
+            target=_serve, args=(other, str(self._said), self._look, self._share), daemon=True
+        )
+        with _deaf_to_interrupts():
+            self._process.start()
         other.close()  # so that the end of the process is the end of the pipe
         if not self._connection.poll(START_LIMIT):
             raise EOFError
@@ -137,9 +148,19 @@ class Worker:
         self._idle = False
 
 
-def _serve(connection: Connection, said: str, look: Look | None) -> None:
+@contextlib.contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """A process that begins inside does not hear Ctrl-C, from its start: that is the parent's, who ends it."""
+    resource_tracker.ensure_running()  # which would open the ears again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _serve(connection: Connection, said: str, look: Look | None, share: int) -> None:
     """The process: a task in; the steps, then the row out."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, who ends this
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")  # where memory runs out, this is what has to go
     os.environ["ZOO_WORKER_FOLDER"] = str(Path(said).parent)  # for files that go where this process is killed
@@ -150,6 +171,8 @@ def _serve(connection: Connection, said: str, look: Look | None) -> None:
     logging.disable(logging.WARNING)
     import torch
 
+    if share > 1:
+        torch.set_num_threads(max(1, torch.get_num_threads() // share))
     if look is None:
         from zoo.sweep.examining import examine
 

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zoo.launch import launched
+from zoo.machine import device_of
 from zoo.preparing import choose_device
 
 __all__ = ["RankGone", "Ranks", "joined"]
@@ -107,11 +108,11 @@ def joined(device: str) -> Iterator[Ranks]:
     """
     owns = launched() and not dist.is_initialized()
     if not owns and not dist.is_initialized():
-        yield Ranks(0, 1, choose_device(device))
+        yield Ranks(0, 1, device_of(choose_device(device)))
         return
     size = int(os.environ["WORLD_SIZE"]) if owns else dist.get_world_size()
-    place = choose_device(device) if size == 1 else _device_of_rank(device)
-    if place.index is not None:
+    place = device_of(choose_device(device)) if size == 1 else _device_of_rank(device)
+    if place.type == "cuda":
         torch.cuda.set_device(place)  # or NCCL would make a context on the first GPU
     if owns and size > 1:
         on_gpu = place.type == "cuda"

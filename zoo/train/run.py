@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from zoo.checkpoint import save_checkpoint
 from zoo.data import count_right, top1
+from zoo.lock import locked
 from zoo.train import checkpoints, split_checkpoints, strategies
 from zoo.train.building import (
     build_mixup,
@@ -32,7 +33,6 @@ from zoo.train.building import (
 )
 from zoo.train.config import TrainConfig, differences, read_config, write_config
 from zoo.train.data import Batch, Part, Source, batches_to_test, open_data, training_batches
-from zoo.train.lock import locked
 from zoo.train.log import Log, Silence
 from zoo.train.randomness import rng_state, seed_all, seed_rank, set_rng_state
 from zoo.train.ranks import Ranks, joined
@@ -116,7 +116,8 @@ def _begun(config: TrainConfig, folder: Path, ranks: Ranks, *, resume: bool) -> 
 
         def begin() -> None:
             (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-            stack.enter_context(locked(folder / "checkpoints"))
+            held = locked(folder / "checkpoints", doing="training into this folder", remedy="name another folder")
+            stack.enter_context(held)
             saved = folder / "config.toml"
             if saved.exists():
                 if not resume:

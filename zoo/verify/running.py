@@ -18,6 +18,7 @@ import torch
 from zoo import registry
 from zoo.judging import Entry, judged_entries
 from zoo.layers.kinds import kind_of
+from zoo.machine import device_of
 from zoo.machine import examine as examine_machine
 from zoo.sweep.worker import Ended, Worker
 from zoo.verify.claims import CLAIMS
@@ -127,7 +128,7 @@ def verify(
         ValueError: an unknown kind, target, model or claim; a target that cannot be sent to the worker.
     """
     chosen = chosen_claims(claims, kind, models=models)
-    where = torch.device(device or "cpu")
+    where = device_of(device)
     if not time_limit > 0:
         raise ValueError(f"time_limit={time_limit!r}: expected more than 0 seconds")
     timer = None if timing is None else _timer(target, against, kind, where, seed, timing)
@@ -183,7 +184,7 @@ def judging(
 
     ValueError for a target that leads nowhere.
     """
-    where = torch.device(device or "cpu")
+    where = device_of(device)
     task = Task(target, kind, None, str(where), seed, memory_limit if where.type == "cpu" else None)
     with _isolated((target,), time_limit) as judge:
         found = judge(task)
@@ -235,7 +236,7 @@ def look(task: Task, note: Callable[[str], object] = lambda step: None) -> Verdi
     claim = claim_named(task.claim)
     note(claim.name)
     layer = resolve(task.target, task.kind)
-    subject = Subject(layer, torch.device(task.device), kind=task.kind, against=_against(task), target=task.target)
+    subject = Subject(layer, device_of(task.device), kind=task.kind, against=_against(task), target=task.target)
     return judge_claim(claim, subject, seed=task.seed)
 
 
@@ -317,7 +318,7 @@ def _timer(target: Any, against: Any, kind: str, device: torch.device, seed: int
 
     for one in (target, against):
         _sendable(one, "define it at a module's top level, for timing")
-    plan = plan_for(device, timing) if isinstance(timing, str) else timing
+    plan = plan_for(device, timing, kind) if isinstance(timing, str) else timing
     return Timer(target, kind=kind, device=device, seed=seed, plan=plan, against=against)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.judging import Entry, Measure, judge, measure
+from zoo.judging import Entry, Measure, judge, measure_all
 from zoo.verify.case import Case
 from zoo.verify.kinds import Suite, suite_of
 from zoo.verify.outcome import REFUSED, Broken, Refused, Untested, outcome_of
@@ -34,6 +34,7 @@ __all__ = [
     "measures",
     "parameter_of",
     "saying",
+    "terms_of",
 ]
 
 ALL = ("input", "weight", "bias")
@@ -163,7 +164,8 @@ class Subject:
             if case.conditioned:
                 rounded = (exactly or run)(copy.deepcopy(stock).double(), _rounded(whole))
                 found = _at_least(found, measures(case.name, rounded, exact))
-            want.update(found)
+            terms = terms_of(stock, exact["output"]) if "output" in exact else 1
+            want.update({name: m and m.of_sum(terms) for name, m in found.items()})
         broken += [saying(entry) for entry in judge("value", got, want) if not entry.ok]
         if broken:
             raise Broken(_some(broken))
@@ -229,9 +231,22 @@ def double_of(stock: nn.Module, x: Tensor) -> Tensor:
         return copy.deepcopy(stock).double()(x.double())
 
 
-def judged(got: Tensors, stock: Tensors, exact: Tensors) -> None:
-    """Judge tensors that were computed by other means. Raises :class:`Broken`."""
-    hold(measures("", got, exact), measures("", stock, exact))
+def terms_of(stock: nn.Module, output: Tensor | None) -> int:
+    """The most terms of a sum in a layer's plainest forward and backward: over the features of its input (or channels
+    and taps), those of its output, or the rows."""
+    terms = [1]
+    for parameter in stock.parameters():
+        if parameter.numel():
+            own, across = parameter.shape[0], parameter.shape[1] if parameter.dim() > 1 else 1
+            rows = 0 if output is None else output.numel() // own
+            terms += [parameter.numel() // (own if parameter.dim() > 1 else 1), parameter.numel() // across, rows]
+    return max(terms)
+
+
+def judged(got: Tensors, stock: Tensors, exact: Tensors, *, terms: int = 1) -> None:
+    """Judge tensors that were computed by other means, of sums of so many terms. Raises :class:`Broken`."""
+    limits = measures("", stock, exact)
+    hold(measures("", got, exact), {name: m and m.of_sum(terms) for name, m in limits.items()})
 
 
 def hold(got: Measures, stock: Measures) -> None:
@@ -249,20 +264,22 @@ def saying(entry: Entry) -> str:
 
 def measures(case: str, values: Tensors, exact: Tensors, least: Tensors | None = None) -> dict[str, Measure | None]:
     """The errors of what :func:`evaluate` gave, by the case and the tensor's name."""
-    found_all: dict[str, Measure | None] = {}
-    for name in dict.fromkeys((*exact, *values)):
+    names = list(dict.fromkeys((*exact, *values)))
+    pairs: dict[str, tuple[Tensor, Tensor]] = {}
+    for name in names:
         value, right = values.get(name), exact.get(name)
-        key = f"{case} {name}".strip()
-        if value is None or right is None:
-            found_all[key] = None if value is None else measure(value, value.double())
-            continue
-        found = measure(value, right)
-        low = None if least is None else least.get(name)
-        if low is not None:
-            scale = FLOAT64_SLACK * torch.finfo(torch.float64).eps / torch.finfo(low.dtype).eps
-            found = found.at_least(measure(low, right).scaled(scale, found.dtype))
-        found_all[key] = found
-    return found_all
+        if value is not None:
+            pairs[name] = value, (value.double() if right is None else right)
+            low = None if least is None or right is None else least.get(name)
+            if low is not None and right is not None:
+                pairs[f"{name} at least"] = low, right
+    found = measure_all(pairs)  # one wait for the device
+    for name in names:
+        low_found = found.get(f"{name} at least")
+        if low_found is not None:
+            scale = FLOAT64_SLACK * torch.finfo(torch.float64).eps / torch.finfo(low_found.dtype).eps
+            found[name] = found[name].at_least(low_found.scaled(scale, found[name].dtype))
+    return {f"{case} {name}".strip(): found.get(name) for name in names}
 
 
 def _at_least(found: dict[str, Measure | None], other: dict[str, Measure | None]) -> dict[str, Measure | None]:

@@ -53,20 +53,18 @@ struct Args {
   int whole;  // tiles that are not spread
   int act;
   Source a_source, b_source;
-  float* sums;  // grad: of 32 rows each, 4 m_tiles x N
   bool staged;  // y and z through shared memory and TMA
   bool turned;  // y is (N, M)
 };
 
 template <typename T_, int planes_, int m_, int n_, int k_, bool a_mn_, bool b_mn_, int workers_, bool alone_,
-          int stages_, int promote_ = 32, bool grad_ = false, bool raw_ = false>
+          int stages_, int promote_ = 32, bool raw_ = false>
 struct Config {
   using T = T_;
   using Out = std::conditional_t<planes_ == 1, T, float>;
   static constexpr int planes = planes_, m = m_, n = n_, k = k_, workers = workers_, stages = stages_;
   static constexpr bool a_mn = a_mn_, b_mn = b_mn_, alone = alone_;
   static constexpr int promote = promote_;
-  static constexpr bool grad = grad_;  // y = (A B) act'(z), and y's column sums
   static constexpr bool raw = raw_;    // A is float32, not its planes
   static constexpr int worker_m = alone ? m : m / workers;
   static constexpr int strips = worker_m / 64;  // of 64 rows, a worker
@@ -81,7 +79,6 @@ struct Config {
   static constexpr int staging_bytes = workers * 4 * warp_staging;
   static constexpr int bias_bytes = workers * n * sizeof(Out);
   static constexpr int shared_bytes = 1024 + stages * stage_bytes + staging_bytes + bias_bytes + 384;
-  static_assert(!grad || (alone && planes == 1));
   static_assert(!raw || (planes == 3 && k == kRawDepth && promote == k && !alone));
   static_assert(worker_m % 64 == 0 && n % 32 == 0 && k % 16 == 0 && stages <= 14);
   static_assert(shared_bytes <= 227 * 1024, "a block has 227 KiB");
@@ -191,7 +188,7 @@ struct Kernel {
   using Accumulators = float[C::strips][C::n / 2];
 
   const Args& args;
-  uint32_t stages, staging, bias, full, empty, seen;  // seen: grad's barriers, two a warp
+  uint32_t stages, staging, bias, full, empty;
   unsigned* last;  // in shared memory, one a worker: how many slices came before
 
   __device__ void produce() {
@@ -573,81 +570,6 @@ struct Kernel {
     }
   }
 
-  // 64 columns of a tile's z on their way into the warp's last two buffers, one a strip.
-  __device__ __forceinline__ void fetch(const Tile& tile, int columns, uint32_t buffers, uint32_t barriers) {
-    if (threadIdx.x % 32 != 0) return;
-    for (int s = 0; s < C::strips; ++s) {
-      ptx::barrier_expect(barriers + 8 * s, 2048);
-      ptx::tma_load_2d(buffers + 4096 + s * 2048, &args.z, barriers + 8 * s, tile.n * C::n + columns,
-                       tile.m * C::m + 64 * s + threadIdx.x % 128 / 32 * 16);
-    }
-  }
-
-  __device__ __forceinline__ void finish_grad(
-      Accumulators& acc, const Tile& tile, uint32_t buffers, uint32_t barriers, uint32_t& phase) {
-    using Out = typename C::Out;
-    static_assert(!C::grad || C::strips == 2);
-    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-    float sums[8];
-#pragma unroll
-    for (int i = 0; i < C::n / kPiece * 2; ++i) {
-      const int q = i / 2, s = i % 2, half = q % 2;
-      const int m = tile.m * C::m + 64 * s + 16 * warp, n = tile.n * C::n + kPiece * q;
-      if (half == 0) {
-        ptx::barrier_wait(barriers + 8 * s, phase);
-        if (s == 0) {
-          if (lane == 0) ptx::tma_wait_read<0>();
-          __syncwarp();
-        }
-      }
-      float v[16], z[16];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-#pragma unroll
-        for (int low = 0; low < 2; ++low) {
-          const uint32_t raw = ptx::load_shared(
-              buffers + 4096 + s * 2048 + (lane / 4 + 8 * low) * 128 + (4 * half + j ^ lane / 4) * 16 + lane % 4 * 4);
-          Out pair[2];
-          memcpy(pair, &raw, 4);
-          z[4 * j + 2 * low] = widen(pair[0]), z[4 * j + 2 * low + 1] = widen(pair[1]);
-        }
-      }
-      pick(v, acc, s * (C::n / kPiece) + q);
-      go_through<false>(v, z, args.act);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float sum = v[j / 2 * 4 + j % 2] + v[j / 2 * 4 + 2 + j % 2];
-        sums[j] = s == 0 ? sum : sums[j] + sum;
-      }
-      to_shared<Out>(buffers + s * 2048, v, half);
-      if (half == 1) {
-        ptx::proxy_fence();
-        __syncwarp();
-        if (lane == 0 && m < args.M && n - kPiece < args.N) {
-          ptx::tma_store(&args.y, buffers + s * 2048, n - kPiece, m);
-          ptx::tma_commit();
-        }
-      }
-      if (s == 0) continue;
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-#pragma unroll
-        for (int over = 4; over < 32; over *= 2) sums[j] += __shfl_xor_sync(~0u, sums[j], over);
-      }
-      if (args.sums && lane < 4) {
-        float* to = args.sums + (static_cast<int64_t>(tile.m) * 4 + warp) * args.N + n + 2 * lane;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          if (n + 2 * lane + 8 * j < args.N) *reinterpret_cast<float2*>(to + 8 * j) = make_float2(sums[2 * j], sums[2 * j + 1]);
-        }
-      }
-      if (half == 1) {
-        phase ^= 1;
-        if (q + 1 < C::n / kPiece) fetch(tile, kPiece * (q + 1), buffers, barriers);
-      }
-    }
-  }
-
   __device__ bool flagged(const Source& source) {
     bool any = false;
     for (int i = threadIdx.x % 128; i < source.flag_count; i += 128) any |= source.flags[i] != 0;
@@ -690,8 +612,7 @@ struct Kernel {
     }
     const int row = C::alone ? 0 : worker * C::worker_m;
     const int warp = worker * 4 + threadIdx.x % 128 / 32;
-    const uint32_t buffers = staging + warp * C::warp_staging, barriers = seen + 16 * warp;
-    uint32_t phase = 0;
+    const uint32_t buffers = staging + warp * C::warp_staging;
     int turn = 0, count = 0;
     Ring<C::stages> ring;
     if constexpr (C::alone || C::planes > 1) {
@@ -705,7 +626,7 @@ struct Kernel {
         continue;
       }
       const uint32_t bias_at = bias + worker * C::n * sizeof(typename C::Out);
-      if (!C::grad && args.bias) {  // the loads pass under the products
+      if (args.bias) {  // the loads pass under the products
         using Out = typename C::Out;
         ptx::named_sync(8 + worker, 128);  // the tile before has read its own
         for (int j = threadIdx.x % 128; j < C::n; j += 128) {
@@ -713,17 +634,10 @@ struct Kernel {
           ptx::store_shared(bias_at + j * sizeof(Out), n < args.N ? static_cast<const Out*>(args.bias)[n] : narrow<Out>(0.f));
         }
       }
-      if constexpr (C::grad) {
-        fetch(tile, 0, buffers, barriers);
-      }
       if constexpr (C::planes == 1) multiply(acc, ring, tile.blocks, row, worker);
       else if constexpr (C::raw) multiply_raw(acc, ring, tile.blocks, row, worker);
       else multiply_planes(acc, ring, tile.blocks, row, worker);
       if (tile.spread >= 0 && !collect(acc, tile, walk, worker)) continue;
-      if constexpr (C::grad) {
-        finish_grad(acc, tile, buffers, barriers, phase);
-        continue;
-      }
       if (args.bias) ptx::named_sync(8 + worker, 128);
       bool again = special;
       if constexpr (C::planes > 1) again |= ptx::named_or(8 + worker, 128, overflown(acc));
@@ -741,7 +655,7 @@ __global__ void __launch_bounds__(C::threads, 1) gemm_kernel(const __grid_consta
   const uint32_t base = (ptx::shared_address(shared) + 1023) / 1024 * 1024;
   const uint32_t staging = base + C::stages * C::stage_bytes, bias = staging + C::staging_bytes;
   const uint32_t barriers = bias + C::bias_bytes;
-  Kernel<C> kernel{args, base, staging, bias, barriers, barriers + 8 * C::stages, barriers + 16 * C::stages + 16};
+  Kernel<C> kernel{args, base, staging, bias, barriers, barriers + 8 * C::stages};
   kernel.last = reinterpret_cast<unsigned*>(shared + (barriers + 16 * C::stages - ptx::shared_address(shared)));
 
   if (threadIdx.x == 0) {
@@ -751,7 +665,6 @@ __global__ void __launch_bounds__(C::threads, 1) gemm_kernel(const __grid_consta
       ptx::barrier_init(kernel.full + 8 * s, 1);
       ptx::barrier_init(kernel.empty + 8 * s, (C::alone ? 1 : C::workers) * 4);
     }
-    for (int w = 0; C::grad && w < 8 * C::workers; ++w) ptx::barrier_init(kernel.seen + 8 * w, 1);
     ptx::barrier_init_fence();
   }
   __syncthreads();

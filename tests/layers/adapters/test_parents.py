@@ -268,6 +268,78 @@ def test_averaged_copies_keep_it() -> None:
         assert (products.zoos, products.torchs) == (5, 0)
 
 
+# NaFlexViT, whose patches may be of another size than its weight was made for
+
+
+def _embeds(*, interpolates: bool = True) -> nn.Module:
+    torch.manual_seed(0)
+    return timm.models.naflexvit.NaFlexEmbeds(
+        patch_size=4,
+        embed_dim=8,
+        proj_type="linear",
+        pos_embed=None,
+        class_token=False,
+        enable_patch_interpolator=interpolates,
+    ).eval()
+
+
+@pytest.mark.parametrize("side", [2, 3, 4, 6])
+def test_patches_of_any_size(side: int) -> None:
+    stock = _embeds()
+    model = copy.deepcopy(stock)
+    keys = list(model.state_dict())
+    assert patch(model).swapped == ("proj",)
+    x, places = torch.randn(2, 5, side, side, 3), torch.zeros(2, 5, 2, dtype=torch.long)
+    with Products() as products:
+        got = model(x, patch_coord=places)[0]
+    assert products.zoos == 1  # and torch's may resample the weight
+    same(got, stock(x, patch_coord=places)[0])
+    for module in (model, stock):
+        module(x, patch_coord=places)[0].square().sum().backward()
+    for mine, theirs in zip(model.parameters(), stock.parameters(), strict=True):
+        same(mine.grad, theirs.grad)
+    (layer,) = coverage(model, x, places).modules
+    assert (layer.status, layer.fault, layer.calls) == ("custom", False, 1)
+    assert layer.flops == 2 * 2 * 5 * 8 * side * side * 3  # of the weight that was made, not of the one it was made of
+    assert patch(model).swapped == ("proj",)  # again
+    copied = copy.deepcopy(model)
+    same(copied(x, patch_coord=places)[0], got)
+    unpatch(model)
+    assert [type(m) for m in model.modules()] == [type(m) for m in stock.modules()] and list(model.state_dict()) == keys
+
+
+def test_images_and_flat_patches_go_through_its_linear() -> None:
+    for interpolates in (True, False):
+        stock = _embeds(interpolates=interpolates)
+        model = copy.deepcopy(stock)
+        assert patch(model).swapped == ("proj",)
+        for args in ((torch.randn(1, 3, 8, 8),), (torch.randn(1, 5, 48), torch.zeros(1, 5, 2, dtype=torch.long))):
+            same(model(*args)[0], stock(*args)[0])
+            (layer,) = coverage(model, *args).modules
+            assert (layer.status, layer.calls) == ("custom", 1)
+
+
+def test_an_embedding_with_another_interpolator_is_left_alone() -> None:
+    class Other(type(_embeds().patch_interpolator)):  # type: ignore[misc]
+        """May do anything with a weight."""
+
+    model = _embeds()
+    model.patch_interpolator.__class__ = Other
+    (reason,) = patch(model).skipped.values()
+    assert reason.startswith("NaFlexEmbeds.forward reads its weight past its forward")
+
+
+def test_a_layer_that_cannot_run_on_a_given_weight_is_not_put_there() -> None:
+    @zoo.register_layer("linear", "picky naflex")
+    class Picky(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return -super().forward(input) if self.training else super().forward(input)
+
+    (reason,) = patch(_embeds(), layer="picky naflex").skipped.values()
+    assert "asks whether its module is in training" in reason
+    assert patch(_embeds(interpolates=False), layer="picky naflex").swapped == ("proj",)
+
+
 @pytest.mark.parametrize("name", ["encoding", "timm/beit_base_patch16_224"])
 def test_a_checkpoint_rebuilds_it_from_the_file_alone(name: str, tmp_path: Path) -> None:
     @zoo.register_model

@@ -155,12 +155,13 @@ def test_plans() -> None:
     for device in (CPU, torch.device("cuda")):
         quick, full = plan_for(device), plan_for(device, "full")
         assert quick.note and not full.note and full.processes >= 5 > quick.processes
-        assert all(case.activation is None for case in full.cases)
         assert all(m.calls >= 2 for m in full.measurements(device))
     with pytest.raises(ValueError, match="timing='fast': expected one of quick, full"):
         plan_for(CPU, "fast")
-    with pytest.raises(ValueError, match="'mlp' has no cases to time"):
+    with pytest.raises(ValueError, match="the plan's case 'small' is of a linear layer; expected mlp"):
         Timer("zoo", kind="mlp", device=CPU, seed=0, plan=PLAN)
+    with pytest.raises(ValueError, match="kind 'attention' has no cases; expected one of linear, layer_norm, mlp"):
+        plan_for(CPU, kind="attention")
 
 
 def test_every_call_has_new_values_at_a_new_address() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["GivenListener", "given_listeners", "layer_as_function", "run_given", "unfit"]
+__all__ = ["GivenListener", "given_listeners", "layer_as_function", "made_from", "run_given", "unfit"]
 
 
 class GivenListener(Protocol):
@@ -22,6 +23,10 @@ class GivenListener(Protocol):
 
 given_listeners: list[GivenListener] = []
 """Coverage adds one while it watches a forward."""
+
+
+made_from: ContextVar[Tensor | None] = ContextVar("made_from", default=None)
+"""The weight that those which a parent hands on in the meantime are made from."""
 
 
 def run_given(weights: tuple[Tensor, ...], call: Callable[[], Tensor]) -> Tensor:

@@ -22,9 +22,10 @@ from zoo.derived import original_class
 from zoo.layers.adapters._given import layer_as_function
 from zoo.layers.adapters._rebind import Rebinding
 from zoo.layers.adapters.nested import padded_inside, stock_where_nested
+from zoo.layers.adapters.patches import resampled
 from zoo.layers.kinds import functional_of, kind_of, stock_kind
 
-__all__ = ["Adapter", "adapter_of", "register_adapter", "rewritten"]
+__all__ = ["Adapter", "adapter_of", "computing", "register_adapter", "rewritten", "routes"]
 
 _Around = Callable[[Callable[..., Any], Callable[..., Any]], Callable[..., Any]]
 
@@ -39,6 +40,8 @@ class Adapter:
     """The code asks about the weights, but computes nothing with them: it is left as it is."""
     around: _Around | None = None
     """Makes the forward from the one with the layer in it and the class's own."""
+    through: str | None = None
+    """The child that it hands the weights to, and that has an adapter of its own; None where it computes itself."""
 
 
 # By name, so that nothing is imported for them.
@@ -54,6 +57,8 @@ _KNOWN: dict[str, Adapter] = {
     "timm.models.beit.Attention": Adapter(),
     "timm.models.eva.EvaAttention": Adapter(),
     "timm.models.swin_transformer_v2.WindowAttention": Adapter(),
+    "timm.models.naflexvit.NaFlexEmbeds": Adapter(through="patch_interpolator"),
+    "timm.layers.patch_embed.PatchEmbedInterpolator": Adapter(around=resampled),
     "timm.layers.norm.LayerNorm": Adapter(("layer_norm",)),
     "timm.layers.norm.LayerNorm2d": Adapter(("layer_norm",)),
     "torchvision.models.convnext.LayerNorm2d": Adapter(("layer_norm",)),
@@ -105,6 +110,12 @@ def adapter_of(module: nn.Module | type[nn.Module], kind: str = "linear") -> Ada
         return None
     adapter = _known(original_class(module if isinstance(module, type) else type(module)))
     return adapter if adapter is not None and kind in adapter.kinds else None
+
+
+def computing(reader: nn.Module, kind: str = "linear") -> nn.Module | None:
+    """The module that computes with the weights that another one reads: itself, or a child. None if it has no such."""
+    adapter = adapter_of(reader, kind)
+    return reader if adapter is None or adapter.through is None else reader._modules.get(adapter.through)
 
 
 def rewritten(

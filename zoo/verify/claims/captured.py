@@ -17,7 +17,7 @@ from zoo.passes import private_copy
 from zoo.verify.claims.learning import cross_entropy
 from zoo.verify.models import stock_model, swapped
 from zoo.verify.outcome import REFUSED, Broken, Refused, Untested, outcome_of
-from zoo.verify.subject import ALL, Case, Subject, evaluate, hold, measures
+from zoo.verify.subject import ALL, Case, Subject, evaluate, hold, measures, terms_of
 
 __all__ = ["Call", "calls_of", "replayed"]
 
@@ -86,7 +86,8 @@ def replayed(s: Subject, name: str) -> None:
                         continue
                     stock = evaluate(copy.deepcopy(call.module), _case(call))
                 got.update(measures(what, values, right))
-                want.update(measures(what, stock, right))
+                terms = terms_of(call.module, right["output"])
+                want.update({name: m and m.of_sum(terms) for name, m in measures(what, stock, right).items()})
     if not want and not refused:
         raise Untested(f"the stock model calls no {s.kind} layer that can be swapped")
     hold(got, want)

@@ -6,7 +6,8 @@ was overwritten (cold) or holds the call's inputs (warm); on a GPU behind a spin
 Three clocks must agree: events, CUPTI and the parent process's own (on a CPU perf_counter, processor time and the
 parent's). What the timed calls returned is compared with float64, and must not change once it is returned.
 
-:mod:`~zoo.verify.timing.plan` says what is timed, :mod:`~zoo.verify.timing.contest` does it in the worker,
+:mod:`~zoo.verify.timing.cases` says what is timed of each kind, :mod:`~zoo.verify.timing.plan` how often,
+:mod:`~zoo.verify.timing.contest` does it in the worker,
 :mod:`~zoo.verify.timing.running` asks for it, :mod:`~zoo.verify.timing.pairs` and :mod:`~zoo.verify.timing.judging`
 make verdicts of the recorded times, as pure functions.
 """

@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from zoo.bench.exact import combined
 from zoo.bench.measuring import DTYPES
 from zoo.judging import Measure, judge, measure
+from zoo.machine import device_of
+from zoo.verify.kinds import suite_of
 from zoo.verify.outcome import REFUSED, outcome_of
 from zoo.verify.target import build, resolve
 from zoo.verify.timing.clocks import CudaClock, Once, busy_us, clock_for, fingerprint
@@ -95,7 +97,7 @@ class Answer:
 def look(task: Task, note: Callable[[str], object]) -> Answer:
     """Time everything that a task asks for, in this process. ``note`` is told the begin and the end of each run."""
     torch.set_num_threads(task.threads)
-    device = torch.device(task.device)
+    device = device_of(task.device)
     if COMPILED in task.peers:
         import torch._inductor.config as inductor
 
@@ -109,7 +111,7 @@ def look(task: Task, note: Callable[[str], object]) -> Answer:
     if stock_first:
         nn.Linear(8, 8, device=device)(torch.ones(2, 8, device=device))
     layer = resolve(task.target, task.kind)
-    against = nn.Linear if task.against is None else resolve(task.against, task.kind)
+    against = suite_of(task.kind).stock if task.against is None else resolve(task.against, task.kind)
     measured: list[Measured] = []
     contests: list[tuple[_Contest, Measured]] = []
     for measurement in order.sample(task.measurements, len(task.measurements)):
@@ -189,10 +191,11 @@ class _Contest:
         self.m, self.device, self._generator, self._clock = measurement, device, generator, clock
         self.notes: list[str] = []
         case, dtype = measurement.case, DTYPES[measurement.dtype]
-        where: dict[str, Any] = {"bias": case.bias, "device": device, "dtype": dtype}
-        stock = build(against, case.K, case.N, **where)
+        where: dict[str, Any] = {**dict(case.options), "kind": case.kind, "device": device, "dtype": dtype}
+        stock = build(against, *case.sizes, **where)
+        suite_of(case.kind).fill(stock)
         makers: dict[str, Callable[[], nn.Module]] = {
-            LAYER: lambda: build(layer, case.K, case.N, **where),
+            LAYER: lambda: build(layer, *case.sizes, **where),
             EAGER: lambda: stock,
             TWIN: lambda: copy.deepcopy(stock),
         }
@@ -264,8 +267,10 @@ class _Contest:
         """What is wrong with the outputs of the timed calls."""
         whole = {who: {what: combined(parts) for what, parts in by.items()} for who, by in self._measures.items()}
         found: dict[str, str] = {}
+        case = self.m.case
+        limits = {what: m.of_sum(max(case.M, case.K, case.N)) for what, m in whole[EAGER].items()}
         for who in self.modules:
-            entries = judge("output", whole[who], whole[EAGER]) if who != EAGER else ()
+            entries = judge("output", whole[who], limits) if who != EAGER else ()
             reasons = [f"a timed call's {entry.name} is wrong: {entry.reason}" for entry in entries if not entry.ok]
             if who in self._types:
                 reasons.append(f"a timed call returned a {self._types[who]}, not a Tensor")
@@ -301,11 +306,11 @@ class _Contest:
                 tensor.detach().sum()  # type: ignore[union-attr]
 
     def _inputs(self) -> tuple[Tensor, Tensor | None]:
-        """New values at a new address: x (M, K), and for a backward the gradient of the output (M, N)."""
+        """New values at a new address: the input, and for a backward the gradient of the output."""
         case = self.m.case
-        x = self._values(case.M, case.K).requires_grad_(self.m.backward)
+        x = self._values(*case.input).requires_grad_(self.m.backward)
         # small, so that half precision holds the sums over M
-        return x, self._values(case.M, case.N, scale=case.M**-0.5) if self.m.backward else None
+        return x, self._values(*case.output, scale=case.M**-0.5) if self.m.backward else None
 
     def _values(self, *shape: int, scale: float = 1.0) -> Tensor:
         dtype = DTYPES[self.m.dtype]

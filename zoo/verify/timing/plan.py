@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from zoo.bench.cases import Case, cases_named
+from zoo.bench.cases import Case
+from zoo.verify.timing.cases import LayerCase, cases_of, linear
 
 __all__ = ["COLD", "FORMS", "FULL_PROCESSES", "LAYER", "Measurement", "Plan", "block_order", "plan_for"]
 
@@ -28,7 +30,7 @@ _RUN_US = 5000.0
 class Measurement:
     """One case in one dtype, pass and state of the cache; all contestants are timed in it together."""
 
-    case: Case
+    case: LayerCase
     dtype: str
     pass_: str
     """"forward" (without gradients) or "forward+backward" (all of them)."""
@@ -55,7 +57,8 @@ class Plan:
     """Fresh ones, one after the other."""
     blocks: int
     """Of each measurement in each process."""
-    cases: tuple[Case, ...]
+    cases: tuple[LayerCase | Case, ...]
+    """Of one kind; the bench's are of Linears."""
     dtypes: tuple[str, ...]
     peers: tuple[str, ...] = (EAGER, COMPILED)
     passes: tuple[str, ...] = PASSES
@@ -65,7 +68,12 @@ class Plan:
         """All of them, in the order in which they are reported."""
         return tuple(
             Measurement(case, dtype, pass_, state, _calls(case, pass_, state, device))
-            for case, dtype, pass_, state in itertools.product(self.cases, self.dtypes, self.passes, self.states)
+            for case, dtype, pass_, state in itertools.product(
+                (linear(case) if isinstance(case, Case) else case for case in self.cases),
+                self.dtypes,
+                self.passes,
+                self.states,
+            )
         )
 
     @property
@@ -79,18 +87,16 @@ class Plan:
         )
 
 
-def plan_for(device: torch.device, form: str = "quick") -> Plan:
-    """The plan of a form on a device. ValueError for an unknown form."""
+def plan_for(device: torch.device, form: str = "quick", kind: str = "linear") -> Plan:
+    """The plan of a form on a device. ValueError for an unknown form or kind."""
     if form not in FORMS:
         raise ValueError(f"timing={form!r}: expected one of {', '.join(FORMS)}")
     gpu, full = device.type == "cuda", form == "full"
-    quick = ("resnet50/fc_b64", "vit_b/proj") if gpu else ("mnist/fc1", "vit_b/head")
-    more = () if not full else ("mnist/fc1",) if gpu else ("resnet50/fc_b64", "mnist/fc3")
     return Plan(
         form,
         FULL_PROCESSES if full else 3,
         (40 if full else 25) if gpu else (40 if full else 20),
-        tuple(replace(case, activation=None) for case in cases_named((*quick, *more))),
+        cases_of(kind, gpu=gpu, full=full),
         ("float32", "bfloat16") if gpu and full else ("float32",),
     )
 
@@ -101,10 +107,11 @@ def block_order(names: Sequence[str], order: random.Random) -> Iterator[str]:
     return itertools.chain(drawn, reversed(drawn))
 
 
-def _calls(case: Case, pass_: str, state: str, device: torch.device) -> int:
+def _calls(case: LayerCase, pass_: str, state: str, device: torch.device) -> int:
     if device.type == "cuda":
         return 6
     if state == COLD:
         return 2
-    guess_us = 20 + case.flops(backward=pass_ != "forward") / 50e3
+    made = math.prod(case.input)  # the call's values are drawn too
+    guess_us = 20 + case.flops(backward=pass_ != "forward") / 50e3 + made / 200
     return max(2, min(50, round(_RUN_US / guess_us)))

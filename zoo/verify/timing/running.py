@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from zoo.bench.measuring import DTYPES
-from zoo.machine import peak_of
+from zoo.machine import device_of, peak_of
 from zoo.sweep.worker import Ended, Worker
 from zoo.verify.timing.clocks import CpuClock, CudaClock
 from zoo.verify.timing.conditions import conditions
@@ -43,11 +43,11 @@ class Timer:
         against: Any = None,
     ) -> None:
         """Args: as of :func:`zoo.verify`; ``against`` is a target that stands for the stock layer."""
-        if kind != "linear":
-            raise ValueError(f"timing: kind {kind!r} has no cases to time; expected 'linear'")
-        self._target, self._kind, self._device, self._seed = target, kind, device, seed
+        self._target, self._kind, self._device, self._seed = target, kind, device_of(device), seed
         self._plan, self._time_limit, self._against = plan, time_limit, against
         self._measurements = plan.measurements(device)
+        if other := next((m.case for m in self._measurements if m.case.kind != kind), None):
+            raise ValueError(f"timing: the plan's case {other.name!r} is of a {other.kind} layer; expected {kind}")
         self._blocks: dict[Measurement, list[list[Block]]] = {m: [] for m in self._measurements}
         self._answers: dict[Measurement, list[Measured]] = {m: [] for m in self._measurements}
         self._ended = ""
@@ -203,8 +203,7 @@ class Timer:
         least = m.case.flops(backward=m.backward) / peak.flops
         if m.state == COLD:
             # what is read alone: results may stay in the cache
-            read = m.case.M * m.case.K + m.case.N * m.case.K + (m.case.M * m.case.N if m.backward else 0)
-            least = max(least, read * DTYPES[m.dtype].itemsize / peak.bandwidth)
+            least = max(least, m.case.reads(backward=m.backward) * DTYPES[m.dtype].itemsize / peak.bandwidth)
         return least * 1e6
 
 

@@ -1,4 +1,4 @@
-"""One process at a time trains into a folder."""
+"""One process at a time writes into a folder or a file."""
 
 from __future__ import annotations
 
@@ -28,23 +28,22 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the folder, which exists. The system lets go of it when this process ends, however it ends.
+def locked(path: Path, *, doing: str, remedy: str) -> Iterator[None]:
+    """Hold a folder or file, which exists. The system lets go of it when this process ends, however it ends.
 
-    ValueError where another process holds it. A file system that knows no locks is no reason to fail.
+    ValueError where another process holds it, for ``doing`` the same. A file system that knows no locks is no reason to
+    fail.
     """
     if fcntl is None:
         yield
         return
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     _held.add(descriptor)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(
-                f"{folder}: another process is training into this folder; wait for its end, or name another folder"
-            ) from None
+            raise ValueError(f"{path}: another process is {doing}; wait for its end, or {remedy}") from None
         except OSError:
             pass
         yield

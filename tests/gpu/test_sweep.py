@@ -1,0 +1,52 @@
+"""The sweep on a GPU that several processes share."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import zoo
+from zoo.isolation import undisturbed
+from zoo.sweep import Task, sweep
+from zoo.sweep.examining import examine
+from zoo.sweep.lines import read
+
+
+def test_two_processes_on_one_gpu(tmp_path):
+    file = tmp_path / "out.jsonl"
+    names = ["timm/test_vit", "torchvision/squeezenet1_1", "timm/test_byobnet", "mlp"]
+    found = sweep(names, device="cuda", small=True, processes=2, out=file)
+    assert found.ok, str(found)
+    assert [row.name for row in found.rows] == names and found.share == 1.0
+    assert all(row.parity.ok and row.peak_bytes > 0 for row in found.rows)
+    assert sorted(row.name for row in read(file)) == sorted(names)
+    assert sweep(names, device="cuda", small=True, processes=2, out=file).resumed == len(names)
+
+
+def test_lean_takes_less_memory():
+    plain, lean = (examine(Task("timm/vit_small_patch16_224", device="cuda", lean=lean)) for lean in (False, True))
+    assert plain.ok and lean.ok, (plain, lean)
+    assert lean.lean and lean.peak_bytes < plain.peak_bytes
+
+
+@pytest.mark.parametrize("work", ["parity", "undisturbed"])
+def test_waits_for_the_gpu_do_not_grow_with_the_model(work):
+    def waits(depth):
+        blocks = [nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)) for _ in range(depth)]
+        model, x = nn.Sequential(*blocks).cuda().eval(), torch.randn(2, 4, 8, 8, device="cuda")
+        before = torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                if work == "parity":
+                    assert zoo.parity(model, model, x, gradients=True).ok
+                else:
+                    with undisturbed(model):
+                        model(x)
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+        return sum("synchroniz" in str(warning.message) for warning in said)
+
+    assert waits(12) == waits(2) > 0
