@@ -1,7 +1,8 @@
 """Host time of zoo's layers beside torch's: ``python tests/host_time.py [cpu|cuda] [FILE.json]``.
 
 Small layers, whose host time is longer than what the device needs, in turn with the stock ones: medians over rounds,
-and of the rounds' ratios. On a GPU it is not waited for between the calls of a round. On the CPU one large layer tells
+and of the rounds' ratios. A round calls as many layers, each once, as in a model: one that is called again under
+autocast has its parameters cast already. On a GPU it is not waited for between them. On the CPU one large layer tells
 that the product itself takes as long. Exit code 1 where a ratio is over its limit.
 """
 
@@ -84,10 +85,10 @@ CASES = {
 }
 
 
-def microseconds(layer: nn.Module, x: Tensor, case: Case) -> float:
+def microseconds(layers: list[nn.Module], x: Tensor, case: Case) -> float:
     """Of one call."""
 
-    def call() -> None:
+    def call(layer: nn.Module) -> None:
         if case.phase != "forward+backward":
             layer(x)
             return
@@ -99,11 +100,12 @@ def microseconds(layer: nn.Module, x: Tensor, case: Case) -> float:
         torch.cuda.synchronize()
     with gradients, torch.autocast(x.device.type, torch.bfloat16, enabled=case.autocast):
         begin = time.perf_counter_ns()
-        for _ in range(case.calls):
-            call()
+        for layer in layers:
+            call(layer)
         taken = time.perf_counter_ns() - begin
-    layer.zero_grad(set_to_none=True)
-    return taken / case.calls / 1e3
+    for layer in layers:
+        layer.zero_grad(set_to_none=True)
+    return taken / len(layers) / 1e3
 
 
 def timed(case: Case, device: str) -> tuple[float, float, float]:
@@ -111,7 +113,8 @@ def timed(case: Case, device: str) -> tuple[float, float, float]:
     rows, width, features = case.shape
     leaf = torch.randn(rows, width, device=device).requires_grad_(case.phase != "inference")
     x = leaf * 1  # as in a model, where a layer's input was computed
-    sides = [layer.to(device) for layer in case.layer(width, features)]
+    pairs = [case.layer(width, features) for _ in range(case.calls)]
+    sides = [[layer.to(device) for layer in side] for side in zip(*pairs, strict=True)]
     times: list[list[float]] = [[], []]
     for turn in range(ROUNDS + 2):
         for which in (0, 1) if turn % 2 else (1, 0):

@@ -173,3 +173,17 @@ def test_a_file_of_something_else_is_left_alone(example: ModuleType, tmp_path: P
         with pytest.raises(ValueError, match=r"other\.json: not what this command writes"):
             example.begun(file, {"data": "digits", "recipes": {}})
         assert file.read_text() == text
+
+
+def test_the_committed_results_are_what_their_runs_say(example: ModuleType) -> None:
+    results = EXAMPLE.parent / "results" / "h200-accuracy-parity.json"
+    document = json.loads(results.read_text(encoding="utf-8"))
+    trained = [run for run in document["runs"] if run["layers"] != "exact"]
+    assert len(trained) == 60 and len(document["runs"]) == 75
+    for key in ("accuracies", "first_steps"):
+        for row, again in zip(document[key], getattr(example, key)(document["runs"]), strict=True):
+            assert row.keys() == again.keys()
+            for name, value in row.items():
+                assert value == (pytest.approx(again[name], rel=1e-6) if isinstance(value, float) else again[name])
+    assert len(document["accuracies"]) == 6 and all(row["equivalent"] for row in document["accuracies"])
+    assert len(document["first_steps"]) == 3 and all(row["ok"] for row in document["first_steps"])
