@@ -353,7 +353,7 @@ class _Run:
         # No name for a batch outlives this: the optimizer and the next batch take its memory, which is in the caches.
         if batch.corrupt:
             self._replaced(batch.corrupt)
-        with strategies.accumulating(self.runner, last):
+        with strategies.accumulating(self.runner, last) if passes > 1 else contextlib.nullcontext():
             loss = self._loss(batch)
             if passes > 1:
                 loss = loss / passes
