@@ -12,6 +12,7 @@ import timm
 import torch
 from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune
 from torch.optim.swa_utils import AveragedModel
 from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformer, SwinTransformerBlockV2
 
@@ -82,6 +83,10 @@ def same(model: nn.Module, stock: nn.Module, x: Tensor) -> zoo.CoverageReport:
     return zoo.coverage(model, x)
 
 
+def _prune(linear: nn.Module) -> None:
+    prune.l1_unstructured(linear, "weight", 0.5)
+
+
 WAYS: list[Callable[[nn.Module], nn.Module]] = [
     copy.deepcopy,
     lambda model: pickle.loads(pickle.dumps(model)),
@@ -133,6 +138,20 @@ def test_lora_on_top(three: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert custom == set(names) and found.ok
     found = same(wrapped.merge_and_unload(), want.merge_and_unload(), x)
     assert found.ok and {m.status for m in found.modules} == {"custom"}
+
+
+@pytest.mark.parametrize("make", [parametrizations.spectral_norm, parametrizations.weight_norm, _prune])
+def test_weights_that_are_computed(three: Any, make: Callable[[nn.Module], Any]) -> None:
+    model, stock, x, _ = three
+    for one in (model, stock):
+        torch.manual_seed(1)
+        for module in [m for m in one.modules() if isinstance(m, nn.Linear)]:
+            make(module)
+        one.eval()
+    found = same(model, stock, x)
+    assert found.ok and {m.status for m in found.modules} == {"custom"}
+    zoo.unpatch(model)
+    assert same(model, stock, x).custom_flops == 0
 
 
 def test_quantised_weights_bring_their_own_product(three: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
 
 from zoo.flops import FlopCounter
 from zoo.layers._fallback import fallback_listeners
@@ -50,6 +51,8 @@ class Watch(FlopCounter):
             for weight in _weights(module):
                 self._owners[id(weight)].append(id(module))
                 self._parts.setdefault(id(weight), [(module, True, weight.numel())])
+            for tensor, size in _origins(module):
+                self._parts.setdefault(id(tensor), [(module, True, size)])
         for parent in parents:
             # what a parent has of its own, such as a packed in-projection, counts with the first layer below it
             layer = next((module for module in parent.modules() if id(module) in self._watched), None)
@@ -63,16 +66,17 @@ class Watch(FlopCounter):
             if owners and not any(argument is weight for module, _ in self.running for weight in _weights(module)):
                 self.past.update((owner, str(func)) for owner in owners if owner not in self.past)
         output = super().__torch_dispatch__(func, types, args, kwargs)
-        if isinstance(output, Tensor) and not self.running:
+        if not self.running:
             self._note_made_of(output, list(_tensors(args)))
         return output
 
-    def _note_made_of(self, output: Tensor, arguments: list[Tensor]) -> None:
+    def _note_made_of(self, output: Any, arguments: list[Tensor]) -> None:
         """A weight may be computed from others, as the concatenation of several: from nothing but parameters."""
-        parts = [part for argument in arguments for part in self._parts.get(id(argument), ())]
+        parts = list(dict.fromkeys(part for argument in arguments for part in self._parts.get(id(argument), ())))
         if parts and all(isinstance(a, nn.Parameter) or id(a) in self._parts for a in arguments):
-            self._parts.setdefault(id(output), parts)
-            self._kept.append(output)  # for as long as its id stands for it
+            for tensor in _tensors([output]):
+                self._parts.setdefault(id(tensor), parts)
+                self._kept.append(tensor)  # for as long as its id stands for it
 
     def before(self, module: nn.Module, args: Any) -> None:
         if self._concerns(module):
@@ -162,6 +166,16 @@ def watch(modules: Iterable[nn.Module], parents: Iterable[nn.Module] = ()) -> It
 def _weights(module: nn.Module) -> Iterator[Tensor]:
     named = ((name, p) for name, p in module._parameters.items() if p is not None and not is_lazy(p))
     return (p for name, p in named if p.dim() > 1 or (name == "weight" and p.dim() == 1))  # a norm's is a vector
+
+
+def _origins(module: nn.Module) -> Iterator[tuple[Tensor, int]]:
+    """What a weight that is no parameter is, or is made of, with its size: one that is pruned, or parametrized."""
+    if isinstance(weight := module.__dict__.get("weight"), Tensor):
+        yield weight, weight.numel()
+    if parametrize.is_parametrized(module, "weight"):
+        made_of: Any = module.parametrizations.weight  # type: ignore[union-attr]
+        size = max(p.numel() for p in made_of.parameters())
+        yield from ((tensor, size) for tensor in (*made_of.parameters(), *made_of.buffers()))
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:

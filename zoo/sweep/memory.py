@@ -18,9 +18,9 @@ PER_FLOP = 0.03
 """Bytes of activations in float64, of two images, for each FLOP of one image's forward: 0.01 to 0.4 were seen, the
 less the larger the model. A model of which this says too little is looked at again, alone."""
 LEAST = 1_500_000_000
-"""Of CUDA's context, libraries and workspaces."""
+"""Of CUDA's context, libraries and workspaces; an estimate."""
 LEAN = 0.2
-"""Of the activations, what is left where they are computed again in backward."""
+"""Of the activations, what is left where they are computed again in backward; an estimate."""
 LARGE = 0.25
 """Of the room: a model that takes more is run so."""
 SHARE = 0.85
