@@ -96,6 +96,7 @@ def test_a_model_on_the_second_gpu_leaves_nothing_on_the_first(model):
     """Patched, trained for a step under autocast and without, by a unit of two Linears too."""
     code = f"""
 import torch, zoo
+from zoo.tensor_files import on_host
 model = zoo.create({model!r}, num_classes=10, device="cuda:1")
 zoo.patch(model)
 zoo.patch(model, "mlp")
@@ -105,6 +106,7 @@ for dtype in (torch.float32, torch.bfloat16):
         model(x).square().mean().backward()
 torch.cuda.synchronize(1)
 assert zoo.coverage(model, x).ok
+on_host(list(model.parameters()))  # as a checkpoint takes them
 assert not torch._C._cuda_hasPrimaryContext(0), "a context on GPU 0"
 assert torch.cuda.memory_reserved(0) == torch.cuda.memory_allocated(0) == 0
 assert torch.cuda.memory_allocated(1) > 0

@@ -270,7 +270,6 @@ class _Run:
         marked_step = self.step
         for batches in self._grouped():
             self._update(batches)
-            batches.clear()  # the next ones take the memory of these, which is in the caches
             ends = self.step % self.steps_per_epoch == 0
             text = ""
             if self.step <= FIRST_STEPS or self.step % self.config.log_every == 0 or ends:
@@ -333,16 +332,11 @@ class _Run:
             yield group
 
     def _update(self, batches: list[Batch]) -> None:
+        """A step; the list is empty after it."""
         self.optimizer.zero_grad()
-        for index, batch in enumerate(batches, 1):
-            if batch.corrupt:
-                self._replaced(batch.corrupt)
-            with strategies.accumulating(self.runner, index == len(batches)):
-                loss = self._loss(batch)
-                if len(batches) > 1:
-                    loss = loss / len(batches)
-                self.scaler.scale(loss).backward()
-            self.loss += loss.detach()
+        passes = len(batches)
+        while batches:
+            self._backward(batches.pop(0), passes, last=len(batches) == 0)
         if self.config.clip_grad is not None:
             self.scaler.unscale_(self.optimizer)
             strategies.clip(self.optimizer, self.config.clip_grad)
@@ -354,6 +348,17 @@ class _Run:
             self.scheduler.step_update(self.step)
         if self.ema is not None:
             self.ema.update(self.model, self.step)
+
+    def _backward(self, batch: Batch, passes: int, *, last: bool) -> None:
+        # No name for a batch outlives this: the optimizer and the next batch take its memory, which is in the caches.
+        if batch.corrupt:
+            self._replaced(batch.corrupt)
+        with strategies.accumulating(self.runner, last) if passes > 1 else contextlib.nullcontext():
+            loss = self._loss(batch)
+            if passes > 1:
+                loss = loss / passes
+            self.scaler.scale(loss).backward()
+        self.loss += loss.detach()
 
     def _loss(self, batch: Batch) -> Tensor:
         images, labels = self._here(batch.images), batch.labels.to(self.device, non_blocking=True)
