@@ -361,7 +361,9 @@ class _Run:
         self.loss += loss.detach()
 
     def _loss(self, batch: Batch) -> Tensor:
-        images, labels = self._here(batch.images), batch.labels.to(self.device, non_blocking=True)
+        images, labels = batch.images, batch.labels
+        if self.device.type != "cpu" or self.config.channels_last:
+            images, labels = self._here(images), labels.to(self.device, non_blocking=True)
         smoothing = self.config.label_smoothing
         if self.mixup is not None:
             images, labels = self.mixup(images, labels)
