@@ -19,28 +19,15 @@ import torchvision
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.utils import parametrizations
-from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.ops.misc import MLP
 
 import zoo
+from support.calls import Calls
 from zoo.coverage import coverage
 from zoo.layers import note_fallback, register_layer
 from zoo.layers._fallback import fallback_listeners
 from zoo.layers.units import FusedParent, chain_of, inside_units, units_in
 from zoo.swap import patch, unpatch
-
-
-class Calls(TorchDispatchMode):
-    """The operators of zoo that really ran."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "zoo":
-            self.names.append(func.name().removeprefix("zoo::"))
-        return func(*args, **(kwargs or {}))
 
 
 def ran(model: nn.Module, *inputs: Any) -> list[str]:

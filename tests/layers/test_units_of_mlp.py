@@ -10,26 +10,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import zoo
+from support.calls import Calls
 from zoo.coverage import CoverageReport, coverage
 from zoo.layers.units import FusedParent, units_in
 from zoo.models.mlp import MLP
 from zoo.swap import patch, unpatch
-
-
-class Calls(TorchDispatchMode):
-    """The operators of zoo that really ran."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "zoo":
-            self.names.append(func._overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
 
 
 def ran(model: nn.Module, x: Tensor) -> list[str]:
