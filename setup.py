@@ -72,20 +72,26 @@ def recording(build: type, record: dict) -> type:
 
     class Build(build):  # type: ignore[misc]
         def run(self) -> None:
+            record["eager"] = None
             super().run()
             for extension in self.extensions:
                 library = Path(self.get_ext_fullpath(extension.name))
-                if library.exists() or not extension.optional:
+                if not extension.optional or library.name == record["eager"]:
                     check_cxx_runtime(library)
             folder = Path(self.get_ext_fullpath("zoo._C")).parent
             (folder / "_build_info.json").write_text(json.dumps(record, indent=2) + "\n")
 
         def build_extension(self, extension: Extension) -> None:
+            if not extension.optional:
+                super().build_extension(extension)
+                return
+            # one that is there may be of another torch, which neither its sources nor its date tell
+            library = Path(self.get_ext_fullpath(extension.name))
+            library.unlink(missing_ok=True)
             try:
                 super().build_extension(extension)
+                record["eager"] = library.name
             except Exception as error:
-                if not extension.optional:
-                    raise
                 print(
                     f"zoo: building without {extension.name}, which does not compile with torch {record['torch']} "
                     f"here: {str(error).splitlines()[0]}",

@@ -1,11 +1,13 @@
 """The build's decisions: which libraries, for which chips, and what it says where it cannot."""
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -133,6 +135,43 @@ def test_a_static_cxx_runtime_is_refused(build, tmp_path):
     with pytest.raises(SystemExit, match=r"links a static libstdc\+\+ into _C.abi3.so"):
         build.check_cxx_runtime(library)
     assert not library.exists()
+
+
+@pytest.mark.parametrize(
+    ("fails", "recorded"), [((), "_C_eager.so"), (("zoo._C_eager",), None), (("zoo._C", "zoo._C_eager"), "raises")]
+)
+def test_what_is_optional_may_fail_and_leaves_nothing_old(build, tmp_path, capsys, fails, recorded):
+    class Base:
+        extensions = (
+            SimpleNamespace(name="zoo._C", optional=False),
+            SimpleNamespace(name="zoo._C_eager", optional=True),
+        )
+
+        def get_ext_fullpath(self, name):
+            return str(tmp_path / f"{name.removeprefix('zoo.')}.so")
+
+        def run(self):
+            for extension in self.extensions:
+                self.build_extension(extension)
+
+        def build_extension(self, extension):
+            library = Path(self.get_ext_fullpath(extension.name))
+            assert extension.name == "zoo._C" or not library.exists()  # it would be taken for up to date
+            if extension.name in fails:
+                raise RuntimeError(f"{extension.name}: no such header")
+            library.write_bytes(b"libstdc++.so.6")
+
+    (tmp_path / "_C_eager.so").write_bytes(b"of another torch")
+    command = build.recording(Base, {"torch": "2.99"})()
+    if recorded == "raises":
+        with pytest.raises(RuntimeError, match=r"zoo\._C: no such header"):
+            command.run()
+        return
+    command.run()
+    assert json.loads((tmp_path / "_build_info.json").read_text()) == {"torch": "2.99", "eager": recorded}
+    assert (tmp_path / "_C_eager.so").exists() is bool(recorded)
+    said = capsys.readouterr().err
+    assert ("without zoo._C_eager, which does not compile with torch 2.99" in said) is (recorded is None)
 
 
 def test_which_libraries_are_built(build, monkeypatch):

@@ -359,6 +359,15 @@ def test_it_can_be_left_out():
 
 
 def test_another_torch_does_not_load_it(monkeypatch):
-    monkeypatch.setattr(_library, "build_info", lambda: {"torch": "2.10.0"})
+    built = _library.build_info()
+    monkeypatch.setattr(_library, "build_info", lambda: {**built, "torch": "2.10.0"})
     reason = _library._load_eager()
     assert reason is not None and "built with torch 2.10.0" in reason and torch.__version__ in reason
+
+
+@pytest.mark.parametrize("eager", [None, "_C_eager.cpython-39-x86_64-linux-gnu.so"])
+def test_what_the_last_build_did_not_make_is_not_loaded(monkeypatch, eager):
+    """A library of an earlier build, or of another Python's, lies there still; the record's torch is not its own."""
+    built = _library.build_info()
+    monkeypatch.setattr(_library, "build_info", lambda: {**built, "eager": eager})
+    assert "the last build of zoo did not make it" in str(_library._load_eager())

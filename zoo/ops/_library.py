@@ -114,11 +114,12 @@ def _load_eager() -> str | None:
     global eager_linear, eager_mlp
     if os.environ.get("ZOO_EAGER") == "0":
         return "ZOO_EAGER=0 leaves it out"
-    if importlib.util.find_spec("zoo._C_eager") is None:
-        return "it was not built for this Python"
-    built = build_info().get("torch")
-    if built != torch.__version__:
-        return f"it was built with torch {built}, and this is {torch.__version__}; rebuild zoo with this torch"
+    found, built = importlib.util.find_spec("zoo._C_eager"), build_info()
+    # a library that the last build did not make may be of any torch
+    if found is None or found.origin is None or Path(found.origin).name != built.get("eager"):
+        return "the last build of zoo did not make it for this Python; rebuild zoo with this Python and torch"
+    if built["torch"] != torch.__version__:
+        return f"it was built with torch {built['torch']}, and this is {torch.__version__}; rebuild zoo with this torch"
     library = importlib.import_module("zoo._C_eager")
     eager_linear, eager_mlp = library.linear, library.mlp
     return None
