@@ -155,7 +155,6 @@ def _measure(m: ServeMeasurement, image: int, device: torch.device, *, calls: in
         for name, times in taken.items()
         for percent in (50, 90, 99)
     }
-    failure, note = _judged(whole["zoo"], whole["peer"], whole["eager"], m)
     return replace(
         row,
         **figures,
@@ -168,22 +167,18 @@ def _measure(m: ServeMeasurement, image: int, device: torch.device, *, calls: in
         zoo_error=whole["zoo"].error,
         peer_error=whole["peer"].error,
         eager_error=whole["eager"].error,
-        failure=failure,
-        note=note,
+        failure="; ".join(_wrong(whole["zoo"], whole["peer"], whole["eager"], m)),
     )
 
 
-def _judged(custom: Measure, peer: Measure, eager: Measure, m: ServeMeasurement) -> tuple[str, str]:
-    """What is wrong with zoo's logits, beside the peer's; and where torch's own are wrong, that, for then none are
-    judged."""
+def _wrong(custom: Measure, peer: Measure, eager: Measure, m: ServeMeasurement) -> list[str]:
+    """What is wrong with the logits. The peer is only asked for answers to these requests, as torch compiles it."""
     least = OUTPUT_TOLERANCE[m.mode]
     rounded = replace(eager, norm=max(eager.norm, least * eager.exact_norm), peak=max(eager.peak, eager.exact_peak))
-    (own,) = judge("logits", {"peer": peer}, {"peer": rounded})
-    told = f"(zoo's {custom.error:.1e}, torch's {m.peer} {peer.error:.1e}, eagerly {eager.error:.1e})"
-    if not own.ok:
-        return "", f"the logits were not judged, for torch's own are wrong: {own.reason} {told}"
-    (found,) = judge("logits", {"zoo": custom}, {"zoo": peer})
-    return ("" if found.ok else f"the logits of zoo: {found.reason} {told}"), ""
+    found = [entry for entry in judge("logits", {"peer": peer}, {"peer": rounded}) if not entry.ok]
+    found += [e for e in judge("logits", {"zoo": custom}, {"zoo": eager if found else peer}) if not e.ok]
+    told = f" (torch's eagerly {eager.error:.1e}, {m.peer} {peer.error:.1e})"
+    return [f"the logits of {entry.name}: {entry.reason}{told}" for entry in found]
 
 
 def _answering(model: nn.Module, peer: str, device: torch.device) -> Callable[[Tensor], Tensor]:

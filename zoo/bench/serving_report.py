@@ -54,8 +54,6 @@ class ServeRow:
     """Of the stock model's in the same mode, run eagerly."""
     failure: str = ""
     """What was wrong or could not be done; empty if all is well."""
-    note: str = ""
-    """That torch's own logits are wrong, as they are for some compiled models: then zoo's are not judged."""
 
     @property
     def ok(self) -> bool:
@@ -64,8 +62,7 @@ class ServeRow:
 
 @dataclass(frozen=True)
 class ServeReport(BenchReport):
-    """What :func:`zoo.bench.bench_serving` measured. ``ok``: all could be measured, and zoo's logits are as right as
-    torch's; what is wrong with torch's own is in the notes.
+    """What :func:`zoo.bench.bench_serving` measured. ``ok``: all could be measured, and the logits agree.
 
     Being slower is told, and is no failure.
     """
@@ -91,9 +88,8 @@ class ServeReport(BenchReport):
                 continue
             taken = (row.zoo_p50_us, row.zoo_p90_us, row.zoo_p99_us, row.peer_p50_us, row.peer_p90_us, row.peer_p99_us)
             table.add_row(*what, *(f"{us / 1e3:.3g}" for us in taken if us is not None), spread(row))
-        notes = [f"{_name(row)}: {row.note}" for row in self.rows if row.note]
-        return self.around(table, *notes, right="all outputs agree" if not notes else "none FAILED", name=_name)
-
-
-def _name(row: ServeRow) -> str:
-    return f"{row.model} {row.mode} {row.peer} batch {row.batch}"
+        return self.around(
+            table,
+            right="all outputs agree",
+            name=lambda row: f"{row.model} {row.mode} {row.peer} batch {row.batch}",
+        )
