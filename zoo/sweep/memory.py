@@ -13,10 +13,10 @@ from zoo.sweep.rows import Task
 __all__ = ["fitted", "need", "room"]
 
 PER_PARAMETER = 33
-"""Bytes: the model, its reference and their copy in float64, each with gradients. Measured on an H200."""
+"""Bytes: the model, its reference and their copy in float64, each with gradients (8 + 8 + 16), and buffers."""
 PER_FLOP = 0.03
-"""Bytes of activations in float64, of two images, for each FLOP of one image's forward: 0.01 to 0.4 were seen, the
-less the larger the model. A model of which this says too little is looked at again, alone."""
+"""Bytes of activations in float64, of two images, for each FLOP of one image's forward; chosen from counts on
+the meta device. A model of which this says too little is looked at again, alone."""
 LEAST = 1_500_000_000
 """Of CUDA's context, libraries and workspaces; an estimate."""
 LEAN = 0.2
