@@ -49,6 +49,17 @@ __device__ __forceinline__ float gelu_erf(float x) {
   return fmaf(-fabsf(fminf(x, 100.f)), q, x < 0.f ? 0.f : x);
 }
 
+// For results that leave as bfloat16: x / (1 + 2^s), s = -x q(x^2) fitted to log2((1 - Phi(x)) / Phi(x)). Off by at most
+// 0.12% of the value down to x = -4 (bfloat16's own half step is 0.2%) and by 1.7e-4 anywhere; two thirds of the
+// instructions of the form above. q is held from 5.5 on.
+__device__ __forceinline__ float gelu_bf16(float x) {
+  const float square = fminf(x * x, 30.25f);
+  float q = fmaf(-1.16032107e-5f, square, 1.38831176e-3f);
+  q = fmaf(q, square, -0.109197075f);
+  q = fmaf(q, square, -2.29774907f);
+  return x * reciprocal_fast(1.f + exp2_fast(x * q));
+}
+
 // d gelu(x) / dx
 template <bool precise>
 __device__ __forceinline__ float gelu_derivative(float x) {

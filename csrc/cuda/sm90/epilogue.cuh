@@ -11,12 +11,16 @@ namespace zoo::cuda::sm90 {
 
 enum Act : int { none, relu, gelu, gelu_tanh, silu };
 
-// x sigmoid(x (a + b x^2)): silu with (1, 0), gelu's tanh form with (2 c, 2 c 0.044715)
-__device__ __forceinline__ float sigmoid_family(float x, float a, float b) {
-  const float square = fminf(x * x, 1e30f);
-  const float e = exp2_fast(x * fmaf(b, square, a) * -1.44269504f);
-  return __fdividef(x, 1.f + e);
-}
+// x sigmoid(x (a + b x^2)): silu with (1, 0), gelu's tanh form with (2 c, 2 c 0.044715); a and b times -log2(e) here
+struct SigmoidFamily {
+  float a, b;
+  __device__ __forceinline__ explicit SigmoidFamily(int act)
+      : a(act == silu ? -1.44269504f : -2.30220820f), b(act == silu ? 0.f : -0.102943240f) {}
+  __device__ __forceinline__ float operator()(float x) const {
+    const float square = fminf(x * x, 1e30f);
+    return x * reciprocal_fast(1.f + exp2_fast(x * fmaf(b, square, a)));
+  }
+};
 
 template <bool precise, int n>
 __device__ __forceinline__ void activate(float (&v)[n], int act) {
@@ -28,9 +32,9 @@ __device__ __forceinline__ void activate(float (&v)[n], int act) {
 #pragma unroll
     for (int i = 0; i < n; ++i) v[i] = gelu_erf<precise>(v[i]);
   } else {
-    const float a = act == silu ? 1.f : 1.5957691216f, b = act == silu ? 0.f : 0.0713548163f;
+    const SigmoidFamily f(act);
 #pragma unroll
-    for (int i = 0; i < n; ++i) v[i] = sigmoid_family(v[i], a, b);
+    for (int i = 0; i < n; ++i) v[i] = f(v[i]);
   }
 }
 

@@ -469,9 +469,12 @@ struct Kernel {
       if (args.bias) add_bias<Out>(v, bias_at + kPiece * q * sizeof(Out));
       if (both) to_shared<Out>(z_at, v, half);
       if constexpr (family == silu) {
-        const float a = args.act == silu ? 1.f : 1.5957691216f, b = args.act == silu ? 0.f : 0.0713548163f;
+        const SigmoidFamily f(args.act);
 #pragma unroll
-        for (int j = 0; j < 16; ++j) v[j] = sigmoid_family(v[j], a, b);
+        for (int j = 0; j < 16; ++j) v[j] = f(v[j]);
+      } else if constexpr (family == gelu && std::is_same_v<Out, __nv_bfloat16>) {
+#pragma unroll
+        for (int j = 0; j < 16; ++j) v[j] = gelu_bf16(v[j]);
       } else {
         activate<false>(v, family);
       }
@@ -549,6 +552,7 @@ struct Kernel {
       if (C::a_mn && args.turned) return finish_turned(acc, tile, row);
     } else if constexpr (C::planes == 1) {
       if (args.staged) {  // one straight path an activation: jumps starve the instruction cache
+        if constexpr (C::a_mn || C::b_mn) return finish_staged<none>(acc, tile, row, bias_at, buffers, turn);  // gradients
         switch (args.act) {
           case none: return finish_staged<none>(acc, tile, row, bias_at, buffers, turn);
           case relu: return finish_staged<relu>(acc, tile, row, bias_at, buffers, turn);
