@@ -55,6 +55,27 @@ def test_twins_share_nothing_and_keep_ties() -> None:
     assert model[0].weight.dtype == torch.float32 and twin[0].weight.requires_grad
 
 
+def test_twins_cast_what_modules_keep() -> None:
+    model = nn.Linear(3, 3)
+    model.kept, model.several = torch.ones(2), {"a": [torch.ones(2), torch.arange(2)]}
+    twin = twin_of(model, torch.float64)
+    assert twin.kept.dtype == twin.several["a"][0].dtype == torch.float64
+    assert twin.several["a"][1].dtype == torch.int64 and model.kept.dtype == torch.float32
+
+
+def test_float32_is_widened_where_it_is_asked_for() -> None:
+    class Asks(nn.Module):
+        def forward(self, x: Tensor) -> list[Tensor]:
+            some = [x.float(), x.to(torch.float32), x.to(dtype=torch.float32), x.type(torch.float32), x.half()]
+            return [*some, torch.zeros(2, dtype=torch.float32), x.softmax(0, dtype=torch.float32)]
+
+    x = torch.randn(4)
+    for widened, dtype in ((True, torch.float64), (False, torch.float32)):
+        found = list(Pass("it", Asks(), torch.float64, widened=widened).run((x,)).outputs.values())
+        assert found.pop(4).dtype == torch.float16
+        assert {tensor.dtype for tensor in found} == {dtype}
+
+
 def test_values_are_set_only_where_the_forms_agree() -> None:
     x = torch.randn(3, requires_grad=True)
     output, values = x * 2, torch.tensor([7.0, 8.0, 9.0])
