@@ -141,6 +141,7 @@ def test_noise_is_judged_as_noise() -> None:
     assert _one(replace(zero, norm=7.9e-6), zero).ok
     entry = _one(replace(zero, norm=8.1e-6), zero)
     assert entry.reason == "the norm 8.1e-06 is over the limit of 8.0e-06, where the exact value is zero"
+    assert _one(replace(zero, peak=3.2e-6), zero).excess == pytest.approx(2.0)
 
 
 def test_terms_that_cancel() -> None:

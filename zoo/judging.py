@@ -154,10 +154,14 @@ class Entry:
 
     @property
     def excess(self) -> float:
-        """How many times the limit the error is (the worse of both rules); inf where nothing could be compared."""
+        """How many times the limit the error is (the worse of both rules); inf where nothing could be compared.
+
+        Of the largest errors alone where the exact value is zero, as no error is relative to it.
+        """
         if not self.comparable:
             return math.inf
-        return max(_ratio(self.error, self.limit), _ratio(self.max_error, self.max_limit))
+        error = 0.0 if math.isinf(self.limit) else _ratio(self.error, self.limit)
+        return max(error, _ratio(self.max_error, self.max_limit))
 
     @property
     def comparable(self) -> bool:

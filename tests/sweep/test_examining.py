@@ -156,6 +156,19 @@ def test_convolutions_run_in_float32_proper(fails: bool) -> None:
     assert (cudnn.allow_tf32, cudnn.enabled, cudnn.benchmark, cudnn.deterministic) == before
 
 
+def test_without_values_torchs_newer_switches_may_be_set() -> None:
+    cudnn = torch.backends.cudnn
+    before = cudnn.conv.fp32_precision
+    try:
+        cudnn.conv.fp32_precision = "ieee"
+        with pytest.raises(RuntimeError, match="allow_tf32"):
+            _ = cudnn.allow_tf32
+        assert look(on="meta").ok
+    finally:
+        cudnn.conv.fp32_precision = before
+    assert cudnn.allow_tf32
+
+
 # Saboteurs
 
 
