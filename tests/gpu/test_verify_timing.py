@@ -140,6 +140,14 @@ def test_layers_of_other_kinds_are_timed(kind):
     assert report.ok and all(row.speedup is not None for row in report.rows), str(report)
 
 
+def test_zoos_own_layer_is_believed():
+    """float32 faster than the peak of plain float32, and bf16 by cuBLAS with another host time than torch's."""
+    proj, fc = cases_named(["vit_b/proj", "resnet50/fc_b64"])
+    report = timed("zoo", replace(PLAN, processes=2, cases=(proj, fc), dtypes=("float32", "bfloat16")))
+    assert len(report.rows) == 8 and report.ok, str(report)
+    assert {row.verdict for row in report.rows if (row.case, row.dtype) == ("vit_b/proj", "float32")} == {FASTER}
+
+
 def test_persisting_lines_are_given_back():
     reset = clocks._persisting_reset()
     assert reset is not None and reset() == 0

@@ -17,12 +17,14 @@ from support import honest
 from support import timing_saboteurs as saboteurs
 from support.timing_saboteurs import Here
 from zoo.bench.cases import Case
+from zoo.machine import peak_of
 from zoo.sweep.worker import Ended
 from zoo.verify.timing import clocks, contest, plan, running
+from zoo.verify.timing.cases import linear
 from zoo.verify.timing.judging import FASTER, INCONCLUSIVE, SAME, SLOWER, SUSPECT
-from zoo.verify.timing.plan import COMPILED, EAGER, LAYER, TWIN, Plan, block_order, plan_for
+from zoo.verify.timing.plan import COLD, COMPILED, EAGER, LAYER, TWIN, WARM, Measurement, Plan, block_order, plan_for
 from zoo.verify.timing.report import FAILED, UNTIMED, TimingReport
-from zoo.verify.timing.running import Timer
+from zoo.verify.timing.running import Timer, roofline_us
 
 CPU = torch.device("cpu")
 CASE = Case("small", 64, 256, 128)
@@ -199,6 +201,55 @@ def test_every_call_has_new_values_at_a_new_address() -> None:
     assert len(seen) == 3 * m.calls >= 20
     assert len({value for _, value in seen}) == len(seen)
     assert len({address for address, _ in seen}) > 0.9 * len(seen)
+
+
+def test_the_device_spins_as_long_for_the_layer_as_for_stock() -> None:
+    """Spinning is outside the clock, and a layer that takes the host longer would seem to work there."""
+
+    class Clock(clocks.CpuClock):
+        def once(self, call: clocks.Call, spin_us: float) -> clocks.Once:
+            asked.append(spin_us)
+            return replace(super().once(call, 0.0), host_us=next(host))
+
+    asked: list[float] = []
+    (m,) = PLAN.measurements(CPU)
+    generator = torch.Generator().manual_seed(0)
+    race = contest._Contest(nn.Linear, nn.Linear, m, CPU, generator, Clock(CPU), ("compiled",), stock_first=False)
+    took = {LAYER: 50.0, EAGER: 30.0, TWIN: 31.0, COMPILED: 200.0}
+    assert set(race.modules) == set(took)
+    for times in (1.0, 3.0):
+        for name, us in took.items():
+            host = iter([us * times] * m.calls)
+            race.run(name, lambda step: None)
+        before, asked[:] = list(asked), []
+        race.settle()
+        for name in took:
+            host = iter([0.0] * m.calls)
+            race.run(name, lambda step: None)
+        want = [2 * times * (200.0 if name == COMPILED else 50.0) for name in took for _ in range(m.calls)]
+        assert before and asked == want
+        asked.clear()
+
+
+def test_the_roofline_of_float32_is_that_of_pieces_on_tensor_cores() -> None:
+    def least(dtype: str, state: str = WARM, pass_: str = "forward") -> float | None:
+        return roofline_us(Measurement(linear(Case("square", 4096, 4096, 4096)), dtype, pass_, state, 1), "NVIDIA H200")
+
+    flops = 2 * 4096**3
+    high, half = (peak_of("NVIDIA H200", "float32", precision) for precision in ("high", "medium"))
+    assert high is not None and half is not None
+    assert least("float32") == pytest.approx(flops / high.flops * 1e6)
+    assert least("bfloat16") == pytest.approx(flops / half.flops * 1e6)
+    both = least("float32", pass_="forward+backward")
+    assert both == pytest.approx(3 * flops / high.flops * 1e6)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert least("float32") == pytest.approx(flops / half.flops * 1e6)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    thin = Measurement(linear(Case("vector", 1, 4096, 4096)), "float32", "forward", COLD, 1)
+    assert roofline_us(thin, "NVIDIA H200") == pytest.approx(4 * (4096**2 + 2 * 4096) / high.bandwidth * 1e6, rel=1e-3)
+    assert roofline_us(thin, "AMD EPYC") is None
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from zoo.verify.timing.pairs import log_ratios
 from zoo.verify.timing.plan import COLD, EAGER, LAYER, TWIN, Measurement, Plan
 from zoo.verify.timing.report import FAILED, UNTIMED, TimingReport, TimingRow
 
-__all__ = ["Timer"]
+__all__ = ["Timer", "roofline_us"]
 
 TIME_LIMIT = 600.0
 """Seconds for one process."""
@@ -175,7 +175,7 @@ class Timer:
         self, row: TimingRow, m: Measurement, answers: Sequence[Measured], blocks: Sequence[Sequence[Block]]
     ) -> TimingRow:
         on_gpu = self._device.type == "cuda"
-        roofline = self._roofline(m)
+        roofline = roofline_us(m, torch.cuda.get_device_name(self._device)) if on_gpu else None
         device_us = _medians([found.device_us for found in answers if found.device_us])
         found = compared(
             blocks,
@@ -214,20 +214,22 @@ class Timer:
             roofline_share=None if roofline is None else roofline / layer,
         )
 
-    def _roofline(self, m: Measurement) -> float | None:
-        """The longer of the operations and, where nothing is in the cache, the bytes."""
-        if self._device.type != "cuda":
-            return None
-        name = torch.cuda.get_device_name(self._device)
-        tf32 = m.case.kind == "conv2d" and torch.backends.cudnn.allow_tf32  # which products' precision does not rule
-        peak = peak_of(name, m.dtype, "high" if tf32 else torch.get_float32_matmul_precision())
-        if peak is None:
-            return None
-        least = m.case.flops(backward=m.backward) / peak.flops
-        if m.state == COLD:
-            # what is read alone: results may stay in the cache
-            least = max(least, m.case.reads(backward=m.backward) * DTYPES[m.dtype].itemsize / peak.bandwidth)
-        return least * 1e6
+
+def roofline_us(m: Measurement, device: str) -> float | None:
+    """The least that a device could take for a measurement; None where its peaks are not known.
+
+    The longer of the operations and, where nothing is in the cache, the bytes. Tensor cores that take float32 in pieces
+    are faster at it than what has no pieces, and slower than at one piece, which is tf32: so that is its bound.
+    """
+    medium = torch.get_float32_matmul_precision() == "medium"
+    peak = peak_of(device, m.dtype, "medium" if medium else "high")
+    if peak is None:
+        return None
+    least = m.case.flops(backward=m.backward) / peak.flops
+    if m.state == COLD:
+        # what is read alone: results may stay in the cache
+        least = max(least, m.case.reads(backward=m.backward) * DTYPES[m.dtype].itemsize / peak.bandwidth)
+    return least * 1e6
 
 
 _TIMES = ("us", "wall_us", "cpu_us", "run_us")
