@@ -358,6 +358,77 @@ def test_an_activation_that_rounding_moves_over_a_kink(side: int) -> None:
     assert not parity(swapped(model, Wrong), model, x, gradients=True).ok
 
 
+class Mixer(nn.Module):
+    """The tokens' bias adds the same to all channels of a token, which the norm takes off: its gradient is zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens, self.norm, self.head = nn.Linear(196, 196), nn.LayerNorm(384), nn.Linear(384, 48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm((x + self.tokens(x)).transpose(1, 2)))
+
+
+class _Sum(torch.autograd.Function):
+    """A Linear with this sum over the rows as the gradient of its bias."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, added: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.added = added
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        rows = grad.flatten(0, -2)
+        return grad @ weight, rows.T @ x.flatten(0, -2), ctx.added(rows), None
+
+
+def with_bias_gradient(model: Mixer, layer: str, added: Callable[[Tensor], Tensor]) -> Mixer:
+    class Summing(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return _Sum.apply(x, self.weight, self.bias, added)
+
+    twin = copy.deepcopy(model)
+    twin.get_submodule(layer).__class__ = Summing
+    return twin
+
+
+def one_by_one(rows: Tensor) -> Tensor:
+    total = torch.zeros_like(rows[0])
+    for row in rows:
+        total += row
+    return total
+
+
+def test_a_gradient_that_is_zero_but_for_rounding() -> None:
+    model, x = Mixer(), torch.randn(2, 384, 196)
+    report = parity(with_bias_gradient(model, "tokens", one_by_one), model, x, gradients=True)
+    noise = next(entry for entry in report.entries if entry.name == "tokens.bias")
+    assert noise.error > 1e3 and noise.reference_error > 1e3, "this case should be one"
+    assert report.ok, report
+
+
+@pytest.mark.parametrize(
+    ("layer", "added"),
+    [
+        ("tokens", lambda rows: rows[1:].sum(0)),
+        ("tokens", lambda rows: rows.sum(0) + 1e-3 * rows[0]),
+        ("tokens", lambda rows: truncated(rows).sum(0)),
+        ("tokens", lambda rows: rows.bfloat16().sum(0).float()),
+        ("tokens", lambda rows: spoiled(rows.sum(0), 7, 1e-3)),
+        ("head", lambda rows: rows[1:].sum(0)),
+        ("head", lambda rows: rows.sum(0) * (1 + 1e-5)),
+    ],
+)
+def test_faults_in_and_beside_it_are_caught(layer: str, added: Callable[[Tensor], Tensor]) -> None:
+    model, x = Mixer(), torch.randn(2, 384, 196)
+    report = parity(with_bias_gradient(model, layer, added), model, x, gradients=True)
+    assert [entry.name for entry in report.entries if not entry.ok] == [f"{layer}.bias"]
+
+
 def test_a_sum_that_cancels() -> None:
     """One number, right in stock by luck: only more runs of stock show what is honest here."""
     torch.manual_seed(0)
@@ -547,6 +618,70 @@ def test_wrapped_models() -> None:
         assert parity(reference, wrap(reference), _x(), gradients=True).ok
         report = parity(wrap(swapped(reference, InTf32)), reference, _x())
         assert report.first_divergence is not None and report.first_divergence.name == "0"
+
+
+class InFloat32(nn.Module):
+    """A part that says float32, whatever the dtype of the model: timm's mixed rotary embeddings are so."""
+
+    def __init__(self, *, also: Callable[[Tensor], Tensor] = lambda x: x) -> None:
+        super().__init__()
+        self.inner, self.also, self.angles = mlp(), also, nn.Parameter(torch.randn(48, 48))
+        self.register_buffer("grid", torch.randn(48, 48))
+        self.kept = [torch.randn(48, 48)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        angles = self.also(self.grid @ self.angles.float() @ self.kept[0])
+        return self.inner(x) @ angles.sin().to(dtype=torch.float32).to(x.dtype)
+
+
+def test_a_forward_that_says_float32_is_judged_in_float64() -> None:
+    torch.manual_seed(1)
+    model = InFloat32()
+    with pytest.raises(RuntimeError, match=r"dtype|Double"):  # the buffer is float64 there, the parameter is not
+        copy.deepcopy(model).double()(_x().double())
+    report = parity(swapped(model, Permuted), model, _x(), gradients=True)
+    assert report.ok and "angles" in {entry.name for entry in report.entries}, report
+    assert max(entry.reference_error for entry in report.entries) < 1e-4
+    assert torch.get_default_dtype() is torch.float32 and model.angles.dtype is torch.float32
+    for wrong in (broken_output(lambda y: y * (1 + 1e-5)), InTf32):
+        assert not parity(swapped(model, wrong), model, _x(), gradients=True).ok
+    off = InFloat32(also=lambda x: x + 1e-4 * (x - x.detach()))
+    off.load_state_dict(model.state_dict())
+    off.kept = model.kept
+    report = parity(off, model, _x(), gradients=True)
+    assert [entry.name for entry in report.entries if not entry.ok] == ["angles"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_recurrent_layers_are_differentiated_without_cudnn(fails: bool) -> None:
+    """In eval mode, as all passes are: cuDNN refuses that."""
+    seen = []
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.fc = nn.LSTM(6, 6, batch_first=True), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(torch.backends.cudnn.enabled)
+            if fails and not torch.backends.cudnn.enabled:
+                raise KeyError("gone")
+            return self.fc(self.inner(x)[0])
+
+    cudnn = torch.backends.cudnn
+    before = cudnn.enabled, cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32
+    assert cudnn.enabled, "this case should be one"
+    model, x = Recurrent(), torch.randn(2, 5, 6)
+    if fails:
+        with pytest.raises(ValueError, match="gone"):
+            parity(model, model, x, gradients=True)
+    else:
+        assert parity(swapped(model, Permuted), model, x, gradients=True).ok
+    assert not any(seen)
+    assert (cudnn.enabled, cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32) == before
+    seen.clear()
+    assert parity(model, model, x).ok and all(seen)  # nothing is differentiated
+    assert parity(mlp(), mlp(), _x(), gradients=True).ok
 
 
 def test_results_kept_as_attributes_do_not_stop_the_copy() -> None:
@@ -908,7 +1043,9 @@ def test_a_reference_that_cannot_run_in_float64_says_so() -> None:
             self.inner = mlp()
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.inner(x.float())
+            if x.dtype is not torch.float32:
+                raise RuntimeError(f"got {x.dtype}")
+            return self.inner(x)
 
     with pytest.raises(ValueError, match=r"the float64 copy of the reference does not run: .*; expected a model that"):
         parity(Fixed(), Fixed(), _x())

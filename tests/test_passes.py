@@ -22,6 +22,7 @@ class Keeps(nn.Module):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64])
 def test_jitter_moves_by_up_to_half_an_eps(dtype: torch.dtype) -> None:
     x = torch.randn(2000, dtype=dtype)
+    x[x == 0] = 1
     eps = torch.finfo(dtype).eps
     for rounding in (0.0, 2.0**-6):
         moved = jittered(x, torch.Generator().manual_seed(0), rounding)
@@ -53,6 +54,27 @@ def test_twins_share_nothing_and_keep_ties() -> None:
     assert twin[2].weight is twin[0].weight and twin[0].weight is not model[0].weight
     assert {t.dtype for t in twin.state_dict().values()} == {torch.float64, torch.int64}
     assert model[0].weight.dtype == torch.float32 and twin[0].weight.requires_grad
+
+
+def test_twins_cast_what_modules_keep() -> None:
+    model = nn.Linear(3, 3)
+    model.kept, model.several = torch.ones(2), {"a": [torch.ones(2), torch.arange(2)]}
+    twin = twin_of(model, torch.float64)
+    assert twin.kept.dtype == twin.several["a"][0].dtype == torch.float64
+    assert twin.several["a"][1].dtype == torch.int64 and model.kept.dtype == torch.float32
+
+
+def test_float32_is_widened_where_it_is_asked_for() -> None:
+    class Asks(nn.Module):
+        def forward(self, x: Tensor) -> list[Tensor]:
+            some = [x.float(), x.to(torch.float32), x.to(dtype=torch.float32), x.type(torch.float32), x.half()]
+            return [*some, torch.zeros(2, dtype=torch.float32), x.softmax(0, dtype=torch.float32)]
+
+    x = torch.randn(4)
+    for widened, dtype in ((True, torch.float64), (False, torch.float32)):
+        found = list(Pass("it", Asks(), torch.float64, widened=widened).run((x,)).outputs.values())
+        assert found.pop(4).dtype == torch.float16
+        assert {tensor.dtype for tensor in found} == {dtype}
 
 
 def test_values_are_set_only_where_the_forms_agree() -> None:

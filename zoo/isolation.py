@@ -1,4 +1,4 @@
-"""Runs a model without leaving a trace: its modes, buffers and the random number generators come back as they were."""
+"""Runs a model without leaving a trace: modes, buffers, random number generators and cuDNN's settings come back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from zoo.readout import equalities
 
-__all__ = ["undisturbed"]
+__all__ = ["cudnn_set", "undisturbed"]
 
 
 @contextlib.contextmanager
@@ -37,6 +37,19 @@ def undisturbed(*models: nn.Module) -> Iterator[None]:
                 if not same:
                     with torch.inference_mode(buffer.is_inference()), torch.no_grad():
                         buffer.copy_(value)
+
+
+@contextlib.contextmanager
+def cudnn_set(**settings: bool) -> Iterator[None]:
+    """Inside, these settings of ``torch.backends.cudnn`` hold, and all others as they are; after, what held before."""
+    before = {name: getattr(torch.backends.cudnn, name) for name in settings}
+    try:
+        for name, value in settings.items():
+            setattr(torch.backends.cudnn, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(torch.backends.cudnn, name, value)
 
 
 def _unchanged(pairs: Collection[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from zoo.meta_device import without_values
 from zoo.report import Report
 from zoo.state_dict import StateDictReport, compare, plain_names, raw_keys, state_of, strip_prefixes, unwrap
 
@@ -195,15 +194,10 @@ def _through_own_conversions(
 
     Some modules rename the keys of earlier releases while they load. They do it here on a copy that has no memory.
     """
-    memo: dict[int, Any] = {}
-    for tensor in [*model.parameters(), *model.buffers()]:
-        empty = torch.empty_like(tensor, device="meta")
-        is_parameter = isinstance(tensor, nn.Parameter)
-        memo[id(tensor)] = nn.Parameter(empty, requires_grad=tensor.requires_grad) if is_parameter else empty
     state = _raw_state(model, given)
     state._metadata = _raw_versions(model, versions)  # type: ignore[attr-defined]
     try:
-        shadow = copy.deepcopy(model, memo)
+        shadow = without_values(model)
         outcome = shadow.load_state_dict(state, strict=False, assign=True)
     except Exception:  # a model that cannot be copied, or refuses: the comparison has said what is wrong
         return None

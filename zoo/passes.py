@@ -1,6 +1,8 @@
 """One pass of a model over given inputs, for comparisons: outputs and gradients by name, leaving no trace.
 
 Inputs are handed over as private copies with the caller's strides; every pass starts from the same random state.
+cuDNN's recurrent layers cannot be differentiated in eval mode: where a model has such layers, a pass with gradients is
+without cuDNN.
 """
 
 from __future__ import annotations
@@ -15,9 +17,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from zoo.isolation import cudnn_set
+from zoo.meta_device import held_tensors
+
 __all__ = [
+    "DoesNotRun",
     "Pass",
     "Values",
     "after_each_call",
@@ -45,6 +52,10 @@ class Values:
     """Of the parameters that require one, in the order of the reference's, then of the floating inputs."""
 
 
+class DoesNotRun(ValueError):
+    """A model does not run in the dtype of a pass."""
+
+
 @dataclass(frozen=True)
 class Pass:
     """One way to run one model."""
@@ -55,6 +66,8 @@ class Pass:
     """Inputs are cast to it, with autocast off; None: inputs as they are, under the caller's autocast."""
     jitter: tuple[torch.Generator, float] | None = None
     """Moves floating inputs at random, see :func:`jittered`."""
+    widened: bool = False
+    """Where the forward asks for float32, it gets float64."""
 
     @property
     def core(self) -> nn.Module:
@@ -75,7 +88,7 @@ class Pass:
         """Run it, and backward from random cotangents if ``gradients_like`` gives an order of parameters.
 
         Raises:
-            ValueError: with ``dtype``, if the model does not run in it. Without, whatever the model raises.
+            DoesNotRun: with ``dtype``, if the model does not run in it. Without, whatever the model raises.
         """
         gradients = gradients_like is not None
         leaves: dict[str, Tensor] = {}
@@ -102,6 +115,10 @@ class Pass:
             stack.enter_context(torch.set_grad_enabled(gradients))
             stack.enter_context(torch.random.fork_rng(gpus))
             stack.enter_context(_without_autocast_cache() if self.dtype is None else _without_autocast())
+            if self.widened:
+                stack.enter_context(_Widened())
+            if gradients and any(isinstance(module, nn.RNNBase) for module in self.core.modules()):
+                stack.enter_context(cudnn_set(enabled=False))
             output = self._called(arguments)
             nodes = list(_nodes(output))
             outputs = {path: value for path, value in nodes if isinstance(value, Tensor)}
@@ -115,7 +132,7 @@ class Pass:
         except Exception as error:
             if self.dtype is None:
                 raise
-            raise ValueError(
+            raise DoesNotRun(
                 f"{self.what} does not run: {error}; expected a model that computes in the dtype of its weights and "
                 "inputs, since float64 is what errors are measured against"
             ) from error
@@ -165,6 +182,17 @@ def _without_autocast_cache() -> Iterator[None]:
 def _without_autocast() -> Iterator[None]:
     with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
         yield
+
+
+class _Widened(TorchFunctionMode):
+    """Takes every float32 that is asked for as float64."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def wide(value: Any) -> Any:
+            return torch.float64 if value is torch.float32 else value
+
+        func = Tensor.double if func is Tensor.float else func
+        return func(*map(wide, args), **{key: wide(value) for key, value in (kwargs or {}).items()})
 
 
 # Outputs and gradients
@@ -265,17 +293,12 @@ def all_tensors(model: nn.Module, inputs: Any = ()) -> list[Tensor]:
 
 
 def twin_of(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
-    """A deep copy, its floating parameters and buffers cast to ``dtype`` if given."""
+    """A deep copy, its floating tensors cast to ``dtype`` if given: parameters, buffers, and plain attributes."""
     # Tensors that are results (as of weight_norm) cannot be deep-copied; their values can.
-    results = {
-        id(value): value.detach().clone()
-        for module in model.modules()
-        for value in vars(module).values()
-        if isinstance(value, Tensor) and not value.is_leaf
-    }
+    results = {id(value): value.detach().clone() for value in held_tensors(model) if not value.is_leaf}
     twin = copy.deepcopy(model, results)
     if dtype is not None:
-        for tensor in all_tensors(twin):
+        for tensor in held_tensors(twin):
             if tensor.is_floating_point() or tensor.is_complex():
                 tensor.data = tensor.data.to(_cast(tensor.dtype, dtype))
     return twin

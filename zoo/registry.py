@@ -15,8 +15,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeVar, cast, overload
 
+import torch
 from torch import nn
 
+from zoo.meta_device import build_on_meta
 from zoo.naming import natural_key, unknown_name
 from zoo.offers import MODELS, claimed, names_offered, take
 
@@ -132,12 +134,16 @@ def _register_new(name: str, builder: Any) -> None:
 
 
 def build(name: str, options: Mapping[str, Any]) -> nn.Module:
-    """The model of that name, freshly initialised. TypeError for an option that its builder does not take."""
+    """The model of that name, freshly initialised. TypeError for an option that its builder does not take.
+
+    Where the default device is the meta device, also one whose constructor needs values (:mod:`zoo.meta_device`).
+    """
     builder = resolve(name)
     known = options_of(builder)
     if known is not None and not known.keys() >= options.keys():
         raise unknown_options(name, options, known)
-    return builder(**options)
+    on_meta = torch.get_default_device().type == "meta"
+    return build_on_meta(lambda: builder(**options)) if on_meta else builder(**options)
 
 
 def options_of(builder: Builder) -> dict[str, Any] | None:

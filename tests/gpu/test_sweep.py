@@ -1,5 +1,6 @@
 """The sweep on a GPU that several processes share."""
 
+import copy
 import gc
 import warnings
 
@@ -33,6 +34,34 @@ def test_lean_takes_less_memory():
     plain, lean = rows
     assert plain.ok and lean.ok, (plain, lean)
     assert lean.lean and lean.peak_bytes < plain.peak_bytes
+
+
+def test_convolutions_run_in_float32_proper():
+    assert torch.backends.cudnn.allow_tf32, "this case should be one"
+    row = examine(Task("resnet18", device="cuda", small=True, gradients=False))
+    assert row.ok and row.parity.worst == "output" and row.parity.error < 1e-5, row  # TF32 leaves 1e-4 and more
+    assert torch.backends.cudnn.allow_tf32
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.fc = nn.LSTM(24, 24, num_layers=2, dropout=0.1, bidirectional=True), nn.Linear(48, 8)
+
+    def forward(self, x):
+        return self.fc(self.inner(x)[0])
+
+
+def test_recurrent_layers_are_differentiated():
+    """cuDNN refuses to in eval mode, in which parity runs."""
+    model, x = Recurrent().cuda().eval(), torch.randn(6, 4, 24, device="cuda")
+    with pytest.raises(RuntimeError, match="training mode"):
+        model(x).sum().backward()
+    custom = zoo.patch(copied := copy.deepcopy(model))
+    report = zoo.parity(copied, model, x, gradients=True)
+    assert report.ok and custom.swapped == ("fc",), report
+    assert "inner.weight_hh_l1_reverse" in {entry.name for entry in report.entries}
+    assert torch.backends.cudnn.enabled
 
 
 @pytest.mark.parametrize("work", ["parity", "undisturbed"])

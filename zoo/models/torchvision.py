@@ -6,12 +6,9 @@ import fnmatch
 import functools
 import inspect
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
-import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from zoo.registry import unknown_options
 
@@ -71,17 +68,4 @@ def _build(name: str, /, **given: Any) -> nn.Module:
         raise unknown_options(f"torchvision/{name}", given, known)
     if name in _WITH_INIT_WEIGHTS:
         given.setdefault("init_weights", True)  # torchvision's default too, but left to the default it warns
-    # RegNets compute their widths with tensors, which must have values even where the model's have none.
-    on_host = name.startswith("regnet") and torch.get_default_device().type == "meta"
-    with _ValuesOnHost() if on_host else nullcontext():
-        return models.get_model(name, **given)
-
-
-class _ValuesOnHost(TorchFunctionMode):
-    """Makes tensors of given values on the host, unless their device is passed, as modules pass it for their own."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in (torch.arange, torch.tensor):
-            kwargs = {"device": "cpu", **kwargs}
-        return func(*args, **kwargs)
+    return models.get_model(name, **given)
