@@ -527,7 +527,7 @@ def bias_trains_slower(input: Tensor, weight: Tensor, bias: Tensor | None) -> Te
 
 @caught_by("compile")
 def breaks_the_graph(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if input.numel() and not torch.compiler.is_exporting() and float(input.detach().view(-1)[0]) > 1e37:
+    if input.numel() and float(input.detach().view(-1)[0]) > 1e37:
         input = input * 1.0
     return F.linear(input, weight, bias)
 
