@@ -33,6 +33,19 @@ def test_the_files_hold_whole_rows(file: str, on: str) -> None:
             assert row.parity is not None and row.parity.ok and row.parity.gradients > 0
 
 
+def test_the_sweep_on_a_gpu() -> None:
+    found = report("sweep_h200.jsonl")
+    data = [row for row in found.rows if row.on == "data"]
+    assert [row.name for row in found.rows if not row.ok] == ["timm/hieradet_small"]
+    assert found.share == 1.0 and sum(row.name.startswith("torchvision/") for row in data) == 80
+    assert all(row.parameters is not None and row.parameters > 700_000_000 for row in found.rows if row.on != "data")
+    for row in data:
+        assert row.asked["device"] == "cuda"
+        assert row.parity is not None and row.parity.gradients > 0 and row.parity.ok == row.ok
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"{len(data)} of up to 700M parameters on an H200" in readme and f"{len(data) - 1} hold" in readme
+
+
 def test_the_readme_says_what_the_files_say() -> None:
     readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     meta, data = report("sweep_meta.jsonl"), report("sweep_data.jsonl")
