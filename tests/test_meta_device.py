@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -106,6 +107,48 @@ def test_other_errors_are_raised_at_once() -> None:
     with torch.device("meta"), pytest.raises(ValueError, match="no such width"):
         build_on_meta(build)
     assert calls == ["meta"]
+
+
+def test_an_error_may_be_its_own_cause() -> None:
+    def build() -> nn.Module:
+        error = ValueError("no such width")
+        raise error from error
+
+    with torch.device("meta"), pytest.raises(ValueError, match="no such width"):
+        build_on_meta(build)
+
+
+def test_builds_that_fail_draw_no_random_numbers() -> None:
+    def build() -> nn.Module:
+        torch.rand(3, device="cpu")
+        return nn.Dropout(float(torch.rand(()).item()))
+
+    before = torch.get_rng_state()
+    with torch.device("meta"):
+        build_on_meta(build)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_what_cannot_be_copied_is_as_it_was_built() -> None:
+    class Locked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.lock, self.kept = nn.Linear(2, 2), threading.Lock(), torch.ones(2, device="cpu")
+
+    with torch.device("meta"):
+        model = build_on_meta(Locked)
+    assert model.fc.weight.is_meta and not model.kept.is_meta  # type: ignore[union-attr]
+
+
+def test_what_modules_hold() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(2))
+    model.kept = {"a": [torch.ones(1), (torch.ones(2), 3)], 1: None}
+    model.kept["itself"] = model.kept
+    model.again = [model.kept["a"], model[0].weight]
+    assert len(held_tensors(model)) == 6
+    copied = without_values(model)
+    assert copied.kept["itself"] is copied.kept and copied.again[1] is copied[0].weight
+    assert copied.kept["a"][1][0].is_meta and not model.kept["a"][1][0].is_meta
 
 
 def test_what_no_device_can_build_says_so_itself() -> None:

@@ -429,6 +429,67 @@ def test_faults_in_and_beside_it_are_caught(layer: str, added: Callable[[Tensor]
     assert [entry.name for entry in report.entries if not entry.ok] == [f"{layer}.bias"]
 
 
+def test_a_term_that_is_lost_under_autocast() -> None:
+    """There the gradients are float32, and their noise is that of bfloat16."""
+
+    class Half(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, first: int) -> Tensor:
+            ctx.save_for_backward(x, weight)
+            ctx.first = first
+            return F.linear(x, weight, bias)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+            x, weight = ctx.saved_tensors
+            rows = grad.flatten(0, -2)
+            return grad @ weight, rows.T @ x.flatten(0, -2), rows[ctx.first :].float().sum(0), None
+
+    def losing(first: int) -> Mixer:
+        class Losing(nn.Linear):
+            def forward(self, x: Tensor) -> Tensor:
+                return Half.apply(x.bfloat16(), self.weight.bfloat16(), self.bias.bfloat16(), first)
+
+        twin = copy.deepcopy(model)
+        twin.tokens.__class__ = Losing
+        return twin
+
+    model, x = Mixer(), torch.randn(16, 384, 196)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert parity(losing(0), model, x, gradients=True).ok
+        report = parity(losing(1), model, x, gradients=True)
+    assert [entry.name for entry in report.entries if not entry.ok] == ["tokens.bias"]
+
+
+class _Times(torch.autograd.Function):
+    """Scaled forward alone."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, factor: float) -> Tensor:
+        return y * factor
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+@pytest.mark.parametrize("factor", [0.25, 0.1])
+def test_results_that_are_too_small_before_a_norm(factor: float) -> None:
+    """The outputs are right, and gradients are those of the activations: ``1 / factor`` times what they should be."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(96, 96), nn.LayerNorm(96, eps=1e-12), nn.GELU(), nn.Linear(96, 48))
+
+    class Small(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return _Times.apply(F.linear(x, self.weight, self.bias), factor)
+
+    custom, x = copy.deepcopy(model), torch.randn(64, 96)
+    custom[0].__class__ = Small
+    report = parity(custom, model, x, gradients=True)
+    assert {entry.name for entry in report.entries if not entry.ok} >= {"0.weight"}, report
+    assert all(entry.error > entry.limit for entry in report.entries if "error" in entry.reason[:6])
+
+
 def test_a_sum_that_cancels() -> None:
     """One number, right in stock by luck: only more runs of stock show what is honest here."""
     torch.manual_seed(0)
@@ -650,6 +711,32 @@ def test_a_forward_that_says_float32_is_judged_in_float64() -> None:
     off.kept = model.kept
     report = parity(off, model, _x(), gradients=True)
     assert [entry.name for entry in report.entries if not entry.ok] == ["angles"]
+
+
+class Reads(InFloat32):
+    """Takes bytes for float32; and draws numbers that are others in float64."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what, self.bytes = what, nn.Buffer(torch.randn(48, 48).view(torch.int32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.what == "bytes":
+            return self.inner(x.float()) @ self.bytes.view(torch.float32)
+        drawn = torch.randn(x.shape, dtype=torch.float32)
+        return self.inner(x + drawn) @ (self.grid @ self.angles.float()).to(x.dtype)
+
+
+@pytest.mark.parametrize(
+    ("what", "says"), [("bytes", "does not run: .*dtype"), ("drawn", r"computes something else .*: 'output' is")]
+)
+def test_a_float64_copy_that_is_no_reference_is_refused(what: str, says: str) -> None:
+    """Beside it stock would be so far off that a layer might be too."""
+    torch.manual_seed(1)
+    model = Reads(what)
+    for layer in (Permuted, broken_output(lambda y: 1.3 * y)):
+        with pytest.raises(ValueError, match=says):
+            parity(swapped(model, layer), model, _x())
 
 
 @pytest.mark.parametrize("fails", [False, True])

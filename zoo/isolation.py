@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from zoo.readout import equalities
 
-__all__ = ["cudnn_set", "undisturbed"]
+__all__ = ["cudnn_set", "float32_convolutions", "undisturbed"]
 
 
 @contextlib.contextmanager
@@ -50,6 +50,34 @@ def cudnn_set(**settings: bool) -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(torch.backends.cudnn, name, value)
+
+
+@contextlib.contextmanager
+def float32_convolutions() -> Iterator[None]:
+    """Inside, cuDNN does not compute in TF32; after, its settings are as before.
+
+    Whichever of torch's switches were set: the newer ones outdo ``allow_tf32``, or make it raise when it is read.
+    """
+    cudnn = torch.backends.cudnn
+    parts = cudnn.conv, cudnn.rnn
+    before = [part.fp32_precision for part in parts]
+    try:
+        allowed = cudnn.allow_tf32
+    except RuntimeError:
+        allowed = None
+    try:
+        if allowed is not None:
+            cudnn.allow_tf32 = False
+        for part in parts:
+            if allowed is None or part.fp32_precision == "tf32":
+                part.fp32_precision = "ieee"
+        yield
+    finally:
+        if allowed is not None:
+            cudnn.allow_tf32 = allowed
+        for part, precision in zip(parts, before, strict=True):
+            if part.fp32_precision != precision:
+                part.fp32_precision = precision
 
 
 def _unchanged(pairs: Collection[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:

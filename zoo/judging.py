@@ -28,9 +28,11 @@ depends on the order in which the terms are added up. In float32, one term after
 leave for 768 terms that cancel, 5.6 times for 2048 (measured); so both ratios are ``NOISE`` times as large there. What
 a fault leaves is far more: a term that is lost 10^5 times, terms rounded to TF32 10^3 times as much as pairs do. The
 tensor's own magnitude, and a factor in it, nobody can judge: the tensors beside it show those.
+Where the pooled error is over ``IN_FLOAT32`` eps, values were rounded more coarsely than to float32 (autocast, TF32).
+Noise comes of that then, in any order of the terms, and a term that is lost leaves but 5 times as much: no ``NOISE``.
 
-The exact values of both may differ, where each is compared at its own activations. The limits grow with the exact value
-then: they are those of the larger one.
+The exact values of both may differ, where each is compared at its own activations. The limits are those of stock's: a
+layer whose results are too small, before a norm that does not see it, has larger gradients and larger errors in them.
 
 Where it is known how many terms a layer adds up for a value, in float32 or wider, stock's error is at least what one
 term added after the other leaves (:meth:`Measure.of_sum`). Stock may add up in blocks, and is then several times better
@@ -56,6 +58,7 @@ from zoo.readout import numbers
 
 __all__ = [
     "HALF_FLOOR",
+    "IN_FLOAT32",
     "NOISE",
     "OUTLIER",
     "PEAK_RATIO",
@@ -81,6 +84,7 @@ SMALL = 1024
 SCATTER = 2.0
 OUTLIER = 10.0
 NOISE = 4.0
+IN_FLOAT32 = 512.0
 
 
 @dataclass(frozen=True)
@@ -272,7 +276,7 @@ def _judge_one(
 
 
 def _judge_values(kind: str, name: str, got: Measure, want: Measure, pool: tuple[float, float]) -> Entry:
-    limit, max_limit = _limits(want, got, pool)
+    limit, max_limit = _limits(want, pool)
     # Compared as absolute numbers: where the exact value is zero, relative ones say nothing.
     over = got.norm > limit or math.isnan(got.norm)
     max_over = got.peak > max_limit or math.isnan(got.peak)
@@ -303,8 +307,8 @@ def _judge_values(kind: str, name: str, got: Measure, want: Measure, pool: tuple
     return replace(entry, reason=reason)
 
 
-def _limits(stock: Measure, custom: Measure, pool: tuple[float, float]) -> tuple[float, float]:
-    """What ``custom.norm`` and ``custom.peak`` may be."""
+def _limits(stock: Measure, pool: tuple[float, float]) -> tuple[float, float]:
+    """What the norm and the peak of custom's error may be."""
     if not (stock.dtype.is_floating_point or stock.dtype.is_complex):
         return stock.norm, stock.peak
     eps = torch.finfo(stock.dtype).eps
@@ -312,16 +316,17 @@ def _limits(stock: Measure, custom: Measure, pool: tuple[float, float]) -> tuple
     if 0 < stock.sample < SMALL:
         ratio *= 1 + SCATTER / math.sqrt(stock.sample)
         least, max_least = max(eps, pool[0]), max(eps, pool[1])
-    if stock.norm > stock.exact_norm:  # noise, of whose size the exact value says nothing
-        noise = NOISE if stock.dtype is torch.float32 else 1.0
-        return (
-            noise * ratio * max(stock.norm, least * stock.exact_norm),
-            noise * PEAK_RATIO * max(stock.peak, max_least * stock.exact_peak),
-        )
+    noise = NOISE if _is_noise(stock, pool[0]) else 1.0
     return (
-        ratio * max(stock.error, least) * max(stock.exact_norm, custom.exact_norm),
-        PEAK_RATIO * max(stock.peak_error, max_least) * max(stock.exact_peak, custom.exact_peak),
+        noise * ratio * max(stock.norm, least * stock.exact_norm),
+        noise * PEAK_RATIO * max(stock.peak, max_least * stock.exact_peak),
     )
+
+
+def _is_noise(stock: Measure, pooled: float) -> bool:
+    """Whether stock has no right digit, by the order of a sum in float32 alone."""
+    in_float32 = stock.dtype is torch.float32 and 0 < pooled < IN_FLOAT32 * torch.finfo(torch.float32).eps
+    return in_float32 and stock.norm > stock.exact_norm
 
 
 def _floor(dtype: torch.dtype) -> float:

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 __all__ = ["build_on_meta", "held_tensors", "without_values"]
 
 
 def build_on_meta(build: Callable[[], nn.Module]) -> nn.Module:
-    """What ``build`` makes where the default device is the meta device, all of it there.
+    """What ``build`` makes where the default device is the meta device, all of it there if it can be copied.
 
     Some constructors compute with tensors (the depths of a RegNet, rates of drop path) and read the results, which
     the meta device cannot tell. Such a model is built again with tensors of given values on the host, and if that is
     not enough, on the CPU with all its memory. Raises whatever ``build`` raises; it is tried again only where the
     error speaks of the meta device.
     """
+    random = torch.get_rng_state()
     for place in (nullcontext, _ValuesOnHost):
         try:
             with place():
@@ -31,8 +33,13 @@ def build_on_meta(build: Callable[[], nn.Module]) -> nn.Module:
         except Exception as error:  # libraries fail in any way
             if not _of_meta(error):
                 raise
+            torch.set_rng_state(random)
         else:
-            return model if all(tensor.is_meta for tensor in held_tensors(model)) else without_values(model)
+            if all(tensor.is_meta for tensor in held_tensors(model)):
+                return model
+            with suppress(Exception):  # some hold what cannot be copied (locks): they are as they were built
+                return without_values(model)
+            return model
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         return without_values(build())
 
@@ -41,6 +48,8 @@ def without_values(model: nn.Module) -> nn.Module:
     """A deep copy on the meta device, with the same ties."""
     memo: dict[int, Any] = {}
     for tensor in held_tensors(model):
+        if is_lazy(tensor):  # it has no values
+            continue
         empty = torch.empty_like(tensor, device="meta")
         if isinstance(tensor, nn.Parameter):
             memo[id(tensor)] = nn.Parameter(empty, requires_grad=tensor.requires_grad)
@@ -51,8 +60,17 @@ def without_values(model: nn.Module) -> nn.Module:
 
 def held_tensors(model: nn.Module) -> list[Tensor]:
     """Each tensor that a module holds, once: parameters, buffers, and plain attributes, also in lists and dicts."""
-    leaves = (leaf for module in model.modules() for leaf in pytree.tree_leaves(vars(module)))
-    return list({id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor)}.values())
+    seen: dict[int, Any] = {}
+    left: list[Any] = [vars(module) for module in model.modules()]
+    left.reverse()
+    while left:
+        value = left.pop()
+        if id(value) in seen or not isinstance(value, (Tensor, Mapping, list, tuple, deque)):
+            continue
+        seen[id(value)] = value
+        if not isinstance(value, Tensor):
+            left += reversed(list(value.values() if isinstance(value, Mapping) else value))
+    return [value for value in seen.values() if isinstance(value, Tensor)]
 
 
 class _ValuesOnHost(TorchFunctionMode):
@@ -67,7 +85,9 @@ class _ValuesOnHost(TorchFunctionMode):
 
 def _of_meta(error: BaseException | None) -> bool:
     """Whether an error, or one that it came from, speaks of the meta device."""
-    while error is not None:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         if re.search(r"\bmeta\b", str(error), re.IGNORECASE):
             return True
         error = error.__cause__ or error.__context__

@@ -15,7 +15,7 @@ A tensor that breaks the rule gets a second look, with more evidence of what is 
   Whether the activations are right was judged with the outputs.
 
 Where the reference does not run in float64, as its forward makes float32 of a part, that part is float64 too in the
-exact copy.
+exact copy. If stock is then off by more than roundings are, the copy computes something else, and is refused.
 
 Where the models are float64 themselves, the reference is no more exact than they are. There stock's error is that of
 its float32 copy, scaled by the ratio of the two eps, and ``FLOAT64_SLACK`` times that.
@@ -61,6 +61,7 @@ RESAMPLES = 8
 HOPELESS = 1000.0
 FLOAT64_SLACK = 4.0
 _SEED = 7
+_TF32 = 2.0**-10
 _ROWS = 5
 
 Measures = dict[str, "Measure | None"]
@@ -192,6 +193,8 @@ class _Comparison:
         # Of each pass only measures are kept, so that no more than two are in memory.
         values = self._values(self.stock)
         stock, form, rounding = self._measures(self.stock, values, exact), values.form, self._rounding(values)
+        if self.exact.widened:
+            _check_widened(stock[0], rounding)
         values = self._values(self.custom)
         if values.form != form:
             return (_other_form(values.form, form),), None
@@ -344,6 +347,17 @@ class _Comparison:
             return -1
 
         return max((entry for entry in gradients if not entry.ok), key=done)
+
+
+def _check_widened(stock: Mapping[str, Measure | None], rounding: float) -> None:
+    most = math.sqrt(max(rounding, _TF32))
+    for name, found in stock.items():
+        if found is not None and found.norm > most * found.exact_norm:
+            raise ValueError(
+                "the reference computes something else where its forward is given float64 for the float32 that it asks "
+                f"for: {name!r} is {found.error:.1e} off, expected at most {most:.1e}; give it a forward that computes "
+                "in the dtype of its weights and inputs, since float64 is what errors are measured against"
+            )
 
 
 def _in_doubt(entries: Iterable[Entry]) -> bool:

@@ -185,12 +185,14 @@ def _without_autocast() -> Iterator[None]:
 
 
 class _Widened(TorchFunctionMode):
-    """Takes every float32 that is asked for as float64."""
+    """Takes every float32 that is asked for as float64, but where bytes are read as such."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         def wide(value: Any) -> Any:
             return torch.float64 if value is torch.float32 else value
 
+        if func in (Tensor.view, torch.frombuffer):
+            return func(*args, **(kwargs or {}))
         func = Tensor.double if func is Tensor.float else func
         return func(*map(wide, args), **{key: wide(value) for key, value in (kwargs or {}).items()})
 

@@ -156,17 +156,42 @@ def test_convolutions_run_in_float32_proper(fails: bool) -> None:
     assert (cudnn.allow_tf32, cudnn.enabled, cudnn.benchmark, cudnn.deterministic) == before
 
 
-def test_without_values_torchs_newer_switches_may_be_set() -> None:
-    cudnn = torch.backends.cudnn
-    before = cudnn.conv.fp32_precision
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("older", [True, False])
+@pytest.mark.parametrize(("conv", "whole"), [("ieee", "none"), ("tf32", "none"), ("ieee", "tf32"), (None, "tf32")])
+def test_torchs_newer_switches_may_be_set(conv: str | None, whole: str, older: bool, fails: bool) -> None:
+    """They make the older one raise when it is read, or rule what it does."""
+    seen = []
+
+    class Looks(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(cudnn.conv.fp32_precision)
+            if fails:
+                raise KeyError("gone")
+            return super().forward(x)
+
+    def settings() -> list[object]:
+        try:
+            allowed: object = cudnn.allow_tf32
+        except RuntimeError:
+            allowed = "unreadable"
+        return [allowed, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision, torch.backends.fp32_precision]
+
+    cudnn, backends = torch.backends.cudnn, torch.backends
+    first = settings()
     try:
-        cudnn.conv.fp32_precision = "ieee"
-        with pytest.raises(RuntimeError, match="allow_tf32"):
-            _ = cudnn.allow_tf32
+        cudnn.allow_tf32, backends.fp32_precision = older, whole
+        if conv is not None:
+            cudnn.conv.fp32_precision = conv
+        before = settings()
+        assert look(Looks).ok is not fails
         assert look(on="meta").ok
+        assert seen and "tf32" not in seen
+        assert settings() == before
     finally:
-        cudnn.conv.fp32_precision = before
-    assert cudnn.allow_tf32
+        backends.fp32_precision, cudnn.allow_tf32 = "none", True
+        cudnn.conv.fp32_precision = cudnn.rnn.fp32_precision = "tf32"
+    assert settings() == first
 
 
 # Saboteurs

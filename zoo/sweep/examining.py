@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.coverage import coverage
-from zoo.isolation import cudnn_set, undisturbed
+from zoo.isolation import float32_convolutions, undisturbed
 from zoo.parity import parity
 from zoo.passes import named_tensors
 from zoo.preparing import make
@@ -45,8 +45,7 @@ def examine(task: Task, *, note: Callable[[str], None] = lambda step: None) -> S
     work = _Work(task, note)
     failure = None
     try:
-        # Not on the meta device: whoever has set torch's newer switches cannot read this one.
-        with cudnn_set(allow_tf32=False) if task.on == "data" else contextlib.nullcontext():
+        with float32_convolutions() if task.on == "data" else contextlib.nullcontext():
             work.all()
     except Exception as error:  # libraries fail in any way
         failure = Failure(work.step_now, _in_words(error), starved=_of_memory(error))
