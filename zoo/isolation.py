@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -58,7 +59,7 @@ def float32_convolutions() -> Iterator[None]:
 
     Whichever of torch's switches were set: the newer ones outdo ``allow_tf32``, or make it raise when it is read.
     """
-    cudnn = torch.backends.cudnn
+    cudnn: Any = torch.backends.cudnn
     parts = cudnn.conv, cudnn.rnn
     before = [part.fp32_precision for part in parts]
     try:
