@@ -11,7 +11,7 @@ import torch
 
 from support import timing_saboteurs as saboteurs
 from zoo.bench.cases import Case, cases_named
-from zoo.verify.timing import clocks, running
+from zoo.verify.timing import clocks, contest, running
 from zoo.verify.timing.cases import cases_of
 from zoo.verify.timing.clocks import CudaClock, busy_us
 from zoo.verify.timing.judging import FASTER, SAME, SLOWER, SUSPECT
@@ -89,6 +89,16 @@ def test_cupti_sees_what_a_side_stream_does():
 def test_a_saboteur_is_suspect(layer):
     report = timed(layer)
     assert {row.verdict for row in report.rows} == {SUSPECT}, str(report)
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("layer", [saboteurs.WhileItSpins, saboteurs.OnTheHost])
+@pytest.mark.parametrize("cupti", [True, False])
+def test_work_while_the_device_spins_is_no_saving(layer, cupti, monkeypatch):
+    if not cupti:
+        monkeypatch.setattr(contest, "_profile", lambda *_: None)
+    report = timed(layer, replace(PLAN, cases=(Case("mnist/fc3", 64, 256, 10),)))
+    assert all(row.speedup is not None and row.verdict != FASTER for row in report.rows), str(report)
 
 
 @pytest.mark.usefixtures("here")

@@ -163,6 +163,31 @@ class SideStream(nn.Linear):
         return output
 
 
+class WhileItSpins(nn.Linear):
+    """Works on a stream that waits for nothing, and has the host wait for it: nothing is left when the clock begins."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        stream = self.__dict__.setdefault("stream", torch.cuda.Stream())
+        output = input.new_empty(*input.shape[:-1], self.out_features)
+        with torch.cuda.stream(stream), torch.no_grad():
+            torch.addmm(self.bias, input.detach(), self.weight.T, out=output)
+        time.sleep(2e-4)
+        stream.synchronize()
+        return output
+
+
+class OnTheHost(nn.Linear):
+    """Works on the CPU meanwhile."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        stream = self.__dict__.setdefault("stream", torch.cuda.Stream())
+        with torch.cuda.stream(stream), torch.no_grad():
+            weight, bias = self.__dict__.setdefault("kept", (self.weight.detach().cpu(), self.bias.detach().cpu()))
+            output = F.linear(input.detach().cpu(), weight, bias).to(input.device)
+            stream.synchronize()
+        return output
+
+
 class PatchesEvents(nn.Linear):
     """Patches what torch's events say, also where it is bound already."""
 

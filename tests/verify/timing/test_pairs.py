@@ -133,6 +133,22 @@ def test_a_saving_that_the_parents_clock_cannot_confirm_is_not_told() -> None:
     assert judged(blocks, device_us={"layer": (12.0, 12.0), "eager": (20.0, 20.0)}).verdict == FASTER
 
 
+@pytest.mark.parametrize(("own", "expected"), [(0.5, FASTER), (1.9, FASTER), (2.1, INCONCLUSIVE), (30.0, INCONCLUSIVE)])
+def test_what_the_host_does_while_the_device_spins_is_no_saving(own: float, expected: str) -> None:
+    """By the other clocks all is well: the device spins as long for stock, and CUPTI sees no host."""
+    blocks = recorded(0, slower=-1.0)
+    for process in blocks:
+        for block in process:
+            for name, sample in block.items():
+                block[name] = replace(sample, host_us=30.0 * (own if name == "layer" else 1.0))  # type: ignore[index]
+    devices = {"layer": (7.0, 7.0), "eager": (20.0, 20.0)}
+    for found in (judged(blocks), judged(blocks, device_us=devices)):
+        assert found.verdict == expected, found
+        assert (f"takes the host {30 * own:.1f} µs, and 30.0 with" in found.reason) is (expected == INCONCLUSIVE)
+    slower = recorded(0, slower=0.1)
+    assert judged(slower).verdict == SLOWER
+
+
 def test_better_than_the_roofline_is_suspect() -> None:
     found = judged(recorded(0), roofline_us=30.0)
     assert found.verdict == SUSPECT and "faster than the roofline" in found.reason

@@ -229,6 +229,15 @@ def test_the_device_spins_as_long_for_the_layer_as_for_stock() -> None:
         want = [2 * times * (200.0 if name == COMPILED else 50.0) for name in took for _ in range(m.calls)]
         assert before and asked == want
         asked.clear()
+    host = iter([1000.0] * m.calls)  # a layer does not draw it out as it likes, to work meanwhile
+    race.run(LAYER, lambda step: None)
+    race.settle()
+    assert race._spin_us[LAYER] == race._spin_us[EAGER] == 0.0  # stock took none just now
+    for name in (EAGER, TWIN):
+        host = iter([30.0] * m.calls)
+        race.run(name, lambda step: None)
+    race.settle()
+    assert {race._spin_us[name] for name in (LAYER, EAGER, TWIN)} == {2 * 2.0 * 30.0}
 
 
 def test_the_roofline_of_float32_is_that_of_pieces_on_tensor_cores() -> None:

@@ -26,6 +26,7 @@ from zoo.verify.kinds import suite_of
 from zoo.verify.outcome import REFUSED, outcome_of
 from zoo.verify.target import build, resolve
 from zoo.verify.timing.clocks import CudaClock, Once, busy_us, clock_for, fingerprint
+from zoo.verify.timing.judging import HOST
 from zoo.verify.timing.plan import COLD, COMPILED, EAGER, LAYER, TWIN, Measurement, block_order
 
 __all__ = ["Answer", "Measured", "Run", "Task", "look"]
@@ -234,9 +235,11 @@ class _Contest:
         """Set how long the device spins before each call of the next block: twice the host's time, which hides it.
 
         The same for the layer, stock and its twin, since spinning is time outside the clock, and that is compared. What
-        is compiled takes the host several times as long, and spins for itself.
+        is compiled takes the host several times as long, and spins for itself. A layer draws it out to ``HOST`` times
+        what stock needs, and no further: what it did meanwhile on another stream, or on the host, would show nowhere.
         """
-        longest = max(us for name, us in self._host_us.items() if name != COMPILED)
+        stock = max(self._host_us[EAGER], self._host_us[TWIN])
+        longest = max(stock, min(self._host_us[LAYER], HOST * stock))
         self._spin_us = {name: 2 * (us if name == COMPILED else longest) for name, us in self._host_us.items()}
 
     def run(self, name: str, note: Callable[[str], object]) -> tuple[Run, list[tuple[Tensor, Tensor | None, Once]]]:

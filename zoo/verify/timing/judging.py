@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from zoo.verify.timing.pairs import Interval, bootstrap, in_step, kept, log_rati
 
 __all__ = [
     "FASTER",
+    "HOST",
     "INCONCLUSIVE",
     "SAME",
     "SLOWER",
@@ -23,7 +25,8 @@ __all__ = [
 ]
 
 FASTER, SLOWER, SAME, INCONCLUSIVE, SUSPECT = "FASTER", "SLOWER", "SAME", "INCONCLUSIVE", "SUSPECT"
-
+HOST = 2.0
+"""How many times as long as stock a layer that is called FASTER may take the host, which the device's clock hides."""
 _MOST = math.log(1e6)
 """Two processes that disagree give an interval without bounds; this is said of one."""
 TOO_SMALL = "the smallest effect that these blocks would find is"
@@ -54,6 +57,8 @@ class Sample:
     """Processor time of the worker, all threads."""
     run_us: float
     """What the worker's own clock shows for all that the parent's has."""
+    host_us: float = 0.0
+    """What the call took the host while the device spun; on a GPU."""
 
 
 Block = Mapping[str, Sample]
@@ -117,6 +122,8 @@ def compared(
     verdict, reason = (SUSPECT, "; ".join(doubts)) if doubts else decided(found, floor)
     if verdict == FASTER and device_us is None and not _confirmed(used, layer, peer, seed):
         verdict, reason = INCONCLUSIVE, "the parent's clock is too unsteady to confirm what the worker's shows"
+    if verdict == FASTER and (busy := _on_the_host(used, layer, equals[0])):
+        verdict, reason = INCONCLUSIVE, busy
     blocks = sum(map(len, used))
     return Found(verdict, _as_ratio(found), math.expm1(floor), blocks, sum(map(len, recorded)) - blocks, reason)
 
@@ -200,6 +207,17 @@ def _confirmed(recorded: Recorded, layer: str, peer: str, seed: int) -> bool:
         return True
     more = bootstrap(in_step(_outside(recorded, layer), _outside(recorded, peer)), seed=seed)
     return more.high < saving / 2
+
+
+def _on_the_host(recorded: Recorded, layer: str, stock: str) -> str:
+    """What a call takes the host, where it may be work: copies, products on the CPU, waits for another stream."""
+    own, its = (statistics.median(b[name].host_us for blocks in recorded for b in blocks) for name in (layer, stock))
+    if own <= HOST * its:
+        return ""
+    return (
+        f"by the device's clock alone it is faster: a call takes the host {own:.1f} µs, and {its:.1f} with the stock "
+        "layer, while the device spins"
+    )
 
 
 def _impossible(recorded: Recorded, layer: str, threads: int) -> list[str]:

@@ -232,7 +232,7 @@ def roofline_us(m: Measurement, device: str) -> float | None:
     return least * 1e6
 
 
-_TIMES = ("us", "wall_us", "cpu_us", "run_us")
+_TIMES = ("us", "wall_us", "cpu_us", "run_us", "host_us")
 
 
 def _blocks(found: Measured, heard: Iterator[float]) -> Iterator[Block]:
@@ -242,7 +242,8 @@ def _blocks(found: Measured, heard: Iterator[float]) -> Iterator[Block]:
     for start in range(0, len(found.runs), 2 * len(names)):
         parts: dict[str, list[Sample]] = {}
         for run in found.runs[start : start + 2 * len(names)]:
-            parts.setdefault(run.contestant, []).append(Sample(run.us, next(heard) / calls, run.cpu_us, run.run_us))
+            sample = Sample(run.us, next(heard) / calls, run.cpu_us, run.run_us, run.host_us)
+            parts.setdefault(run.contestant, []).append(sample)
         yield {
             name: Sample(*(statistics.fmean(getattr(s, key) for s in two) for key in _TIMES))
             for name, two in parts.items()
