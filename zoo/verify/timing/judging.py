@@ -26,7 +26,8 @@ __all__ = [
 
 FASTER, SLOWER, SAME, INCONCLUSIVE, SUSPECT = "FASTER", "SLOWER", "SAME", "INCONCLUSIVE", "SUSPECT"
 HOST = 2.0
-"""How many times as long as stock a layer that is called FASTER may take the host, which the device's clock hides."""
+"""How many times as long as stock a layer may take the host, which the device's clock hides, and be called FASTER by it
+alone. Beyond, it is if it would be with what the host takes longer counted in."""
 _MOST = math.log(1e6)
 """Two processes that disagree give an interval without bounds; this is said of one."""
 TOO_SMALL = "the smallest effect that these blocks would find is"
@@ -122,7 +123,7 @@ def compared(
     verdict, reason = (SUSPECT, "; ".join(doubts)) if doubts else decided(found, floor)
     if verdict == FASTER and device_us is None and not _confirmed(used, layer, peer, seed):
         verdict, reason = INCONCLUSIVE, "the parent's clock is too unsteady to confirm what the worker's shows"
-    if verdict == FASTER and (busy := _on_the_host(used, layer, equals[0])):
+    if verdict == FASTER and (busy := _on_the_host(used, layer, peer, equals[0])):
         verdict, reason = INCONCLUSIVE, busy
     blocks = sum(map(len, used))
     return Found(verdict, _as_ratio(found), math.expm1(floor), blocks, sum(map(len, recorded)) - blocks, reason)
@@ -209,10 +210,11 @@ def _confirmed(recorded: Recorded, layer: str, peer: str, seed: int) -> bool:
     return more.high < saving / 2
 
 
-def _on_the_host(recorded: Recorded, layer: str, stock: str) -> str:
+def _on_the_host(recorded: Recorded, layer: str, peer: str, stock: str) -> str:
     """What a call takes the host, where it may be work: copies, products on the CPU, waits for another stream."""
     own, its = (statistics.median(b[name].host_us for blocks in recorded for b in blocks) for name in (layer, stock))
-    if own <= HOST * its:
+    saving = _middle(recorded, peer) - _middle(recorded, layer)
+    if own <= HOST * its or own - its < saving:
         return ""
     return (
         f"by the device's clock alone it is faster: a call takes the host {own:.1f} µs, and {its:.1f} with the stock "
