@@ -36,9 +36,11 @@ constexpr Shape kSplit[] = {
     {6, 192, 128, false, 6.18},      {8, 128, 192, false, 6.38, true}, {9, 128, 128, false, 6.34, true},
     {10, 256, 96, false, 5.83, true}, {11, 128, 96, false, 5.69, true}};
 
-// Epilogue of one element by one warpgroup, in nanoseconds, by activation: of float32, and of 2-byte types.
-constexpr double kFloatEpilogue[] = {0.28, 0.30, 0.52, 0.45, 0.45};
-constexpr double kEpilogue[] = {0.26, 0.28, 0.44, 0.42, 0.42};
+// Epilogue of one element by one warpgroup, in nanoseconds, by activation; and of wgmma's, fitted to bf16.
+constexpr double kEpilogue[] = {0.28, 0.30, 0.52, 0.45, 0.45};
+constexpr double kWgmmaEpilogue[] = {0.26, 0.28, 0.44, 0.42, 0.42};
+// What is left of it where two warpgroups share a tile, and one's instructions fill the other's waits.
+constexpr double kShared = 0.55, kWgmmaShared = 0.65;
 constexpr double kLaunch = 2.5;         // microseconds of a kernel that does nothing
 constexpr double kBandwidth = 3.3e6;    // bytes a microsecond, of passes that read and write
 constexpr double kReading = 4.2e6;      // bytes a microsecond, of passes that only read
@@ -55,8 +57,10 @@ double tiles_time(const Query& q, const Shape& s, int products, int* spread) {
   // and fp16's products draw more power: the chip clocks lower
   const double rate = products == 3 ? 0.75 * s.rate : q.type == Type::f16 ? 0.94 * s.rate : s.rate;
   const double body = 2e-6 * s.m * s.n * k * products / rate;
-  const double epilogue = (products == 1 ? kEpilogue : kFloatEpilogue)[q.activation] * 1e-3 * s.m * s.n;
-  double tile = s.alone ? std::max(body, (body + epilogue) / 2) : body + epilogue / 2 * (products == 1 ? 0.65 : 0.55);
+  const bool wgmma = products == 1;
+  const double epilogue = (wgmma ? kWgmmaEpilogue : kEpilogue)[q.activation] * 1e-3 * s.m * s.n;
+  const double exposed = epilogue / 2 * (wgmma ? kWgmmaShared : kShared);
+  double tile = s.alone ? std::max(body, (body + epilogue) / 2) : body + exposed;
   if (s.raw) tile += 1;  // its beginning: a is read and split before the first product
   const double waves = divided_up(static_cast<int64_t>(tiles), q.processors);
   const double whole = waves * tile + (s.alone ? epilogue / 2 : 0);
@@ -170,7 +174,7 @@ Candidate mma(const Query& q) {
   if (c.why_not) return c;
   const double tiles = static_cast<double>(divided_up(q.M, 128)) * divided_up(q.N, 256);
   const double waves = divided_up(static_cast<int64_t>(tiles), q.processors);
-  const double epilogue = kFloatEpilogue[q.activation] * 1e-3 * 128 * 256 / 2;
+  const double epilogue = kEpilogue[q.activation] * 1e-3 * 128 * 256 / 2;
   c.choice.microseconds = kLaunch + waves * (2e-6 * 128 * 256 * static_cast<double>(q.K) / 3.7 + epilogue);
   c.choice.pack_a = !tma_reads(q.a, q.M, q.K, q.type);
   c.choice.pack_b = !tma_reads(q.b, q.N, q.K, q.type);

@@ -43,6 +43,17 @@ def _registries_as_before() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """For a module whose problems are too small to share between threads, or whose sums are to have one order."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def exact_float32() -> Iterator[None]:
     """torch's own float32 products in float32, so that they can serve as the reference on a GPU; and one seed."""

@@ -93,6 +93,22 @@ def test_forward_and_gradients(force, kernel, dtype):
         assert torch.equal(ops.linear_weight_grad(g, x), ops.linear_weight_grad(g, x)), f"{what}: dW differs"
 
 
+@pytest.mark.parametrize(("kernel", "dtype"), FORCED, ids=str)
+@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+def test_activations_of_operands_along_their_rows(force, kernel, dtype, activation):
+    """A weight kept as (K, N), with such an input too: the layouts of the gradients' products, with an epilogue."""
+    force(kernel)
+    m, k, n = 520, 264, 208
+    limit = 1e-6 if (kernel, dtype) == ("cublas", torch.float32) else LIMITS[dtype]
+    w, b = normal(k, n, dtype=dtype, scale=k**-0.5).t(), normal(n, dtype=dtype)
+    for x in (normal(m, k, dtype=dtype), normal(k, m, dtype=dtype).t()):
+        z = F.linear(x.double(), w.double(), b.double())
+        y, saved = torch.ops.zoo.linear_activation(x, w, b, activation, True)
+        check(y, ACTIVATIONS[activation](z), limit, f"{kernel} {x.stride()} {activation}")
+        if saved.numel():
+            check(saved, z, limit, f"{kernel} {x.stride()} {activation}: before the activation")
+
+
 @pytest.mark.parametrize("kernel", RAW)
 def test_a_split_in_registers(force, kernel):
     """All three products: no size fills a tile, more tiles than blocks, rows that lie apart."""

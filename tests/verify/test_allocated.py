@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from zoo.verify.claims import cuda
+from zoo.verify.outcome import Broken
+from zoo.verify.subject import Subject
 
 DEVICE = torch.device("cuda", 0)
 
@@ -33,3 +35,17 @@ def says(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_the_least_is_told(says: list[int], told: Sequence[int], at_most: int, found: int) -> None:
     says[:] = told
     assert cuda.allocated(DEVICE, at_most) == found
+
+
+@pytest.mark.parametrize("leaked", [0, 1])
+def test_what_is_held_for_a_moment_is_no_leak(says: list[int], monkeypatch: pytest.MonkeyPatch, leaked: int) -> None:
+    """The gradients are held when it is read first after the first calls, and for some readings after the others."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    held, free = 3000, 1000
+    says[:] = [held] + [free] * cuda.READINGS + [held] * 5 + [free + leaked]
+    subject = Subject(torch.nn.Linear, torch.device("cpu"))
+    if leaked:
+        with pytest.raises(Broken, match="left 1 bytes allocated"):
+            cuda.memory_growth(subject)
+    else:
+        cuda.memory_growth(subject)

@@ -552,7 +552,6 @@ struct Kernel {
       if (C::a_mn && args.turned) return finish_turned(acc, tile, row);
     } else if constexpr (C::planes == 1) {
       if (args.staged) {  // one straight path an activation: jumps starve the instruction cache
-        if constexpr (C::a_mn || C::b_mn) return finish_staged<none>(acc, tile, row, bias_at, buffers, turn);  // gradients
         switch (args.act) {
           case none: return finish_staged<none>(acc, tile, row, bias_at, buffers, turn);
           case relu: return finish_staged<relu>(acc, tile, row, bias_at, buffers, turn);
