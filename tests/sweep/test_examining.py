@@ -89,6 +89,23 @@ def test_units_run_as_custom_linear_has_them(monkeypatch: pytest.MonkeyPatch) ->
     assert patched and all([unit.status for unit in report.units] == ["as one"] for report in patched)
 
 
+class Normed(Net):
+    def __init__(self, *, num_classes: int = 4) -> None:
+        super().__init__(num_classes=num_classes)
+        self.norm = nn.BatchNorm1d(5)
+
+    def pooled(self, x: Tensor) -> Tensor:
+        assert self.training or x.is_meta or self.norm.running_mean.abs().sum() > 0 or self.norm._forward_pre_hooks
+        return self.norm(super().pooled(x))
+
+
+def test_batch_norms_have_the_statistics_of_the_inputs() -> None:
+    row = look(Normed, small=False)
+    assert row.ok and row.batch_norms == 1, row
+    assert look().batch_norms == 0 and look(Normed, on="meta").batch_norms is None
+    assert SweepRow.from_line(row.to_line()).batch_norms == 1
+
+
 def test_on_the_meta_device() -> None:
     row = look(on="meta")
     assert row.ok, row

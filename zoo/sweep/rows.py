@@ -125,6 +125,8 @@ class SweepRow(Report):
     """By step."""
     lean: bool = False
     """Whether activations were computed again in backward, as they would not have fitted into memory."""
+    batch_norms: int | None = None
+    """How many had the statistics of the inputs; None where they were as in a fresh model."""
     peak_bytes: int | None = None
     """Of the GPU's memory; None elsewhere."""
     schema: int = SCHEMA

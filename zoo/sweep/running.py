@@ -45,7 +45,8 @@ def sweep(
 
     On data: FLOPs and what ran, in eval and in training mode; a backward; the state dict loaded strictly both ways;
     parity of outputs and gradients; and after ``unpatch`` the same modules, classes, parameters, keys and outputs, bit
-    by bit. Weights are fresh ones from a fixed seed. On the meta device: build, patch, forward, state dict, unpatch.
+    by bit. Weights are fresh ones from a fixed seed, batch norms have the statistics of the inputs. On the meta device:
+    build, patch, forward, state dict, unpatch.
 
     Each model is looked at in a worker process, which is replaced when a model fails. As it is spawned, a script that
     calls this does so under ``if __name__ == "__main__"``; models that it registers above that are known there too.
