@@ -95,11 +95,11 @@ class Normed(Net):
         self.norm = nn.BatchNorm1d(5)
 
     def pooled(self, x: Tensor) -> Tensor:
-        assert self.training or x.is_meta or self.norm.running_mean.abs().sum() > 0 or self.norm._forward_pre_hooks
+        assert self.training or x.is_meta or self.norm.running_var[0] != 1 or self.norm._forward_pre_hooks
         return self.norm(super().pooled(x))
 
 
-def test_batch_norms_have_the_statistics_of_the_inputs() -> None:
+def test_batch_norms_give_values_of_about_one() -> None:
     row = look(Normed, small=False)
     assert row.ok and row.batch_norms == 1, row
     assert look().batch_norms == 0 and look(Normed, on="meta").batch_norms is None

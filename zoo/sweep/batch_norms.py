@@ -10,29 +10,28 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from zoo.isolation import nothing_kept
 
-__all__ = ["set_statistics"]
+__all__ = ["set_scales"]
 
 
-def set_statistics(model: nn.Module, inputs: Tensor) -> int:
-    """Give the batch norms of a model in eval mode the statistics of these inputs. Returns how many were given them.
+def set_scales(model: nn.Module, inputs: Tensor) -> int:
+    """Have each batch norm of a model in eval mode give values of about one for these inputs. Returns how many do.
 
     Without, values grow from layer to layer: gates and softmaxes saturate, and float32 has no right digit of the
-    gradients that go through them, which then tell nothing of a layer (examples/results/README.md has figures).
+    gradients that go through them, which then tell nothing of a layer (examples/results/README.md has figures). Or
+    they fade, and the gradients with them.
 
-    ``running_var`` becomes the mean square, not the variance, which may be zero where the values are not: what comes
-    out is never larger than about one, and its rounding neither. Where all are zero, the statistics stay. A norm that
-    is called several times has those of its last call.
+    ``running_var`` becomes the mean square of all that comes in, and ``running_mean`` stays. It is one number for all
+    channels: a channel that is small, or hardly differs from its mean, would be blown up with its rounding errors.
+    Where all are zero, or not finite, it stays too. A norm that is called several times has that of its last call.
     """
     given: set[nn.Module] = set()
 
     def hook(norm: Any, args: tuple[Any, ...]) -> None:
-        values = args[0].transpose(0, 1).flatten(1)  # (channels, values)
-        square = values.square().mean(1)
-        norm.running_mean.copy_(values.mean(1))
-        norm.running_var.copy_(torch.where(square > 0, square, norm.running_var))
+        square = args[0].square().mean()
+        norm.running_var.copy_(torch.where((square > 0) & square.isfinite(), square, norm.running_var))
         given.add(norm)
 
-    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_var is not None]
     handles = [norm.register_forward_pre_hook(hook) for norm in norms]
     try:
         with torch.no_grad(), nothing_kept(model):

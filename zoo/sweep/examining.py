@@ -20,7 +20,7 @@ from zoo.readout import equalities, numbers
 from zoo.registry import build
 from zoo.state_dict import check_state_dict
 from zoo.swap import Rule, apply_rules, patch, unpatch
-from zoo.sweep.batch_norms import set_statistics
+from zoo.sweep.batch_norms import set_scales
 from zoo.sweep.exactness import Snapshot, outputs_of
 from zoo.sweep.inputs import input_shape, random_inputs, smallest_shape
 from zoo.sweep.products import LinearProducts
@@ -42,7 +42,7 @@ def examine(task: Task, *, note: Callable[[str], None] = lambda step: None) -> S
 
     On data, convolutions run in float32 proper, not in cuDNN's TF32, which torch allows by default: its errors of 1e-3,
     in the stock model and the custom one alike, would hide those of a layer, and change gradients by far more. Batch
-    norms have the statistics of the inputs (:func:`set_statistics`).
+    norms give values of about one (:func:`set_scales`).
     """
     work = _Work(task, note)
     failure = None
@@ -93,7 +93,7 @@ class _Work:
         inputs = one if self.device is META else random_inputs(BATCH, shape, self.device)
         with self.step("stock"):
             if self.device is not META:
-                self.found["batch_norms"] = set_statistics(model, inputs)
+                self.found["batch_norms"] = set_scales(model, inputs)
             runs = self.stock(model, one, inputs)
             snapshot = Snapshot(model)
             stock = None if self.device is META or reference_name(self.task.name) else copy.deepcopy(model)

@@ -126,7 +126,7 @@ class SweepRow(Report):
     lean: bool = False
     """Whether activations were computed again in backward, as they would not have fitted into memory."""
     batch_norms: int | None = None
-    """How many had the statistics of the inputs; None where they were as in a fresh model."""
+    """How many gave values of about one for the inputs; None where they were as in a fresh model."""
     peak_bytes: int | None = None
     """Of the GPU's memory; None elsewhere."""
     schema: int = SCHEMA

@@ -45,7 +45,7 @@ def sweep(
 
     On data: FLOPs and what ran, in eval and in training mode; a backward; the state dict loaded strictly both ways;
     parity of outputs and gradients; and after ``unpatch`` the same modules, classes, parameters, keys and outputs, bit
-    by bit. Weights are fresh ones from a fixed seed, batch norms have the statistics of the inputs. On the meta device:
+    by bit. Weights are fresh ones from a fixed seed; batch norms give values of about one. On the meta device:
     build, patch, forward, state dict, unpatch.
 
     Each model is looked at in a worker process, which is replaced when a model fails. As it is spawned, a script that
