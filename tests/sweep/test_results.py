@@ -14,6 +14,32 @@ ROOT = Path(__file__).parent.parent.parent
 RESULTS = ROOT / "examples" / "results"
 
 
+FAILING = (
+    "timm/efficientnet_cc_b1_8e",
+    "timm/efficientvit_m0",
+    "timm/efficientvit_m1",
+    "timm/efficientvit_m2",
+    "timm/efficientvit_m3",
+    "timm/efficientvit_m4",
+    "timm/efficientvit_m5",
+    "timm/hieradet_small",
+    "timm/levit_128",
+    "timm/levit_192",
+    "timm/levit_256",
+    "timm/levit_256d",
+    "timm/levit_384",
+    "timm/maxvit_large_tf_224",
+    "timm/maxvit_large_tf_512",
+    "timm/tiny_vit_11m_224",
+    "timm/tiny_vit_21m_224",
+)
+"""In sweep_h200.jsonl; examples/results/README.md says why each does."""
+
+
+def words(file: Path) -> str:
+    return " ".join(file.read_text(encoding="utf-8").split())
+
+
 def report(file: str) -> SweepReport:
     rows = read(RESULTS / file)
     assert len({row.name for row in rows}) == len(rows)
@@ -36,18 +62,34 @@ def test_the_files_hold_whole_rows(file: str, on: str) -> None:
 def test_the_sweep_on_a_gpu() -> None:
     found = report("sweep_h200.jsonl")
     data = [row for row in found.rows if row.on == "data"]
-    assert [row.name for row in found.rows if not row.ok] == ["timm/hieradet_small"]
+    assert sorted(row.name for row in found.failures) == sorted(FAILING)
     assert found.share == 1.0 and sum(row.name.startswith("torchvision/") for row in data) == 80
     assert all(row.parameters is not None and row.parameters > 700_000_000 for row in found.rows if row.on != "data")
     for row in data:
         assert row.asked["device"] == "cuda"
-        assert row.parity is not None and row.parity.gradients > 0 and row.parity.ok == row.ok
-    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert f"{len(data)} of up to 700M parameters on an H200" in readme and f"{len(data) - 1} hold" in readme
+        assert row.ok or (row.failure is not None and row.failure.step == "parity")
+        assert row.parity is None or (row.parity.gradients > 0 and row.parity.ok == row.ok)
+
+
+def test_what_is_said_of_the_sweep_on_a_gpu() -> None:
+    found = report("sweep_h200.jsonl")
+    data = [row for row in found.rows if row.on == "data"]
+    holds = [row for row in data if row.ok and row.parity is not None]
+    fresh = [row for row in data if row.batch_norms is None]
+    loose = [row for row in holds if row.batch_norms is None and row.parity.limit > 1e-3]
+    assert f"parity holds for {len(holds)} of {len(data)} of up to 700M parameters" in words(ROOT / "README.md")
+    assert f"and the {len(loose)} that showed little)" in words(ROOT / "README.md")
+    said = words(RESULTS / "README.md")
+    assert f"H200s ({len(data)} models), the larger ones ({len(found.rows) - len(data)}) on the meta device" in said
+    assert f"{sum(sum(row.seconds.values()) for row in found.rows):.0f} s of the processes' time" in said
+    assert f"Parity holds for {len(holds)} of the {len(data)}" in said
+    assert f"In {len(fresh)} rows on data the batch norms were" in said
+    assert f"Of those that hold, {len(loose)} have a limit of over 1e-3" in said
+    assert [name for name in FAILING if f"`{name}`" not in said] == []
 
 
 def test_the_readme_says_what_the_files_say() -> None:
-    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    readme = words(ROOT / "README.md")
     meta, data = report("sweep_meta.jsonl"), report("sweep_data.jsonl")
     assert meta.share is not None and meta.share_before is not None
     assert f"{len(meta.rows)} models on the meta device, none failed" in readme
