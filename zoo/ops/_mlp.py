@@ -27,6 +27,8 @@ from zoo.ops._linear import (
     linear_input_grad,
     linear_tangent,
     linear_weight_grad,
+    summed,
+    sums_apart,
 )
 from zoo.ops._routing import Rule, Saved, has_tangent, implement, is_final, not_differentiable, register
 
@@ -81,9 +83,14 @@ class Mlp(Rule):
         saved = hidden if product is None else product
         needs = ctx.needs_input_grad[:5]
         if hidden_grad is None and product_grad is None and grad is not None and is_final():
-            args = (grad, hidden, saved, input, weight1, weight2, ctx.activation, *needs, getattr(ctx, "wide", False))
+            wide = getattr(ctx, "wide", False)
+            apart = needs[4] and sums_apart(grad)
+            asked = *needs[:4], needs[4] and not apart
+            args = (grad, hidden, saved, input, weight1, weight2, ctx.activation, *asked, wide)
             if torch.compiler.is_compiling():  # the graph shall hold the operator
                 made = _ops.mlp_backward.default(*args)
+                if apart:
+                    made = *made[:4], summed(grad, wide)
             else:
                 with _AutoDispatchBelowAutograd():
                     made = _backward(*args)
