@@ -23,13 +23,13 @@ from torch._C import _AutoDispatchBelowAutograd
 
 from zoo.ops._activation import ActivationGrad, activation_grad
 from zoo.ops._fake import needs_preactivation
+from zoo.ops._library import implement
 from zoo.ops._library import operators as _ops
 from zoo.ops._routing import (
     Rule,
     Saved,
     apply,
     has_tangent,
-    implement,
     is_final,
     is_plain,
     not_differentiable,
@@ -135,7 +135,7 @@ _ONE_LAUNCH = 256  # up to so many rows a backward pass may be one launch (csrc/
 
 
 def sums_apart(grad: Tensor) -> bool:
-    """Whether a graph that is compiled takes a bias's gradient as torch's sum: the compiler adds it up where it computes
+    """Whether a graph that is compiled takes a bias's gradient as torch's sum: the compiler adds it up where it makes
     ``grad``, and the operator would read ``grad`` once more for it. float32's is read anyway, to be split."""
     if grad.dtype not in (torch.float16, torch.bfloat16) or not torch.compiler.is_compiling():
         return False
@@ -417,5 +417,5 @@ def _composed_backward(
     )
 
 
-implement("linear_backward", _composed_backward, "Autograd")
+implement("linear_backward", _composed_backward)
 not_differentiable("linear_cast", "linear")

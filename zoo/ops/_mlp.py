@@ -18,6 +18,7 @@ from torch._C import _AutoDispatchBelowAutograd
 
 from zoo.ops._activation import activation_grad
 from zoo.ops._fake import needs_preactivation
+from zoo.ops._library import implement
 from zoo.ops._library import operators as _ops
 from zoo.ops._linear import (
     Linear,
@@ -30,7 +31,7 @@ from zoo.ops._linear import (
     summed,
     sums_apart,
 )
-from zoo.ops._routing import Rule, Saved, has_tangent, implement, is_final, not_differentiable, register
+from zoo.ops._routing import Rule, Saved, has_tangent, is_final, not_differentiable, register
 
 __all__ = ["Mlp"]
 
@@ -202,5 +203,5 @@ def _composed_backward(
     return tuple(grad.new_empty(0) if t is None else t.to(dtype) if i else t for i, t in enumerate(made))
 
 
-implement("mlp_backward", _composed_backward, "Autograd")
+implement("mlp_backward", _composed_backward)
 not_differentiable("mlp_cast", "mlp")

@@ -23,13 +23,14 @@ from torch._C import _are_functorch_transforms_active, _AutoDispatchBelowAutogra
 from torch.autograd import Function, forward_ad
 from torch.nn import Parameter
 
+from zoo.ops._library import implement
+
 __all__ = [
     "Rule",
     "Saved",
     "apply",
     "apply_cast",
     "has_tangent",
-    "implement",
     "is_final",
     "is_plain",
     "not_differentiable",
@@ -84,8 +85,6 @@ class Rule:
 
 
 _library = torch.library.Library("zoo", "IMPL")
-implement = _library.impl
-"""Register a kernel in Python: ``implement(name, function, dispatch_key)``."""
 
 
 def register(rule: type[Rule]) -> type[Rule]:
@@ -140,7 +139,7 @@ def register(rule: type[Rule]) -> type[Rule]:
             )
         return _eager(rule, args)
 
-    _library.impl(name, autograd_kernel, "Autograd")
+    implement(name, autograd_kernel)
     torch.library.register_vmap(op, rule.vmap, lib=_library)
     return rule
 
@@ -265,7 +264,7 @@ def not_differentiable(name: str, instead: str) -> None:
         with _AutoDispatchBelowAutograd():
             return run(*args)
 
-    implement(name, kernel, "Autograd")
+    implement(name, kernel)
 
 
 def has_tangent(args: tuple[Any, ...]) -> bool:
