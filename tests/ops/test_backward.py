@@ -141,7 +141,7 @@ def test_a_batch_of_cotangents(device, activation):
 @pytest.mark.parametrize("activation", ["none", "gelu", "relu"])
 def test_a_compiled_graph_holds_one_operator_for_all_gradients(monkeypatch, activation):
     if not torch.cuda.is_available():  # on a CPU the graph holds the operators one by one; the rule is the same
-        monkeypatch.setattr(_linear, "_in_graph", lambda grad: torch.compiler.is_compiling())
+        monkeypatch.setattr(_linear, "_in_graph", lambda grad: _linear.is_compiled())
     device = "cuda" if torch.cuda.is_available() else "cpu"
     graphs = []
 
@@ -171,7 +171,7 @@ def test_a_compiled_graph_holds_one_operator_for_all_gradients(monkeypatch, acti
 def test_a_compiled_graph_adds_up_many_rows_of_two_bytes_by_itself(monkeypatch, kind, dtype, rows):
     """A sum of torch's can be taken where the gradient is computed; the operator would read it once more."""
     if not torch.cuda.is_available():
-        monkeypatch.setattr(_linear, "_in_graph", lambda grad: torch.compiler.is_compiling())
+        monkeypatch.setattr(_linear, "_in_graph", lambda grad: _linear.is_compiled())
     device = "cuda" if torch.cuda.is_available() else "cpu"
     found = []
 
@@ -201,7 +201,7 @@ def test_a_compiled_graph_adds_up_many_rows_of_two_bytes_by_itself(monkeypatch, 
 
 def test_rows_that_are_not_known_are_taken_for_many(monkeypatch):
     if not torch.cuda.is_available():
-        monkeypatch.setattr(_linear, "_in_graph", lambda grad: torch.compiler.is_compiling())
+        monkeypatch.setattr(_linear, "_in_graph", lambda grad: _linear.is_compiled())
     device = "cuda" if torch.cuda.is_available() else "cpu"
     x, w, b = (
         torch.randn(*s, device=device, dtype=torch.bfloat16, requires_grad=True) for s in ((9, 8), (16, 8), (16,))

@@ -30,6 +30,7 @@ from zoo.ops._routing import (
     Saved,
     apply,
     has_tangent,
+    is_compiled,
     is_final,
     is_plain,
     not_differentiable,
@@ -128,7 +129,7 @@ def _fused_gradients(
 
 def _in_graph(grad: Tensor) -> bool:
     """Whether a graph that is compiled shall hold the fused operator."""
-    return grad.is_cuda and torch.compiler.is_compiling() and is_final()
+    return grad.is_cuda and is_compiled() and is_final()
 
 
 _ONE_LAUNCH = 256  # up to so many rows a backward pass may be one launch (csrc/choice.cpp, choose_together)
@@ -137,7 +138,7 @@ _ONE_LAUNCH = 256  # up to so many rows a backward pass may be one launch (csrc/
 def sums_apart(grad: Tensor) -> bool:
     """Whether a graph that is compiled takes a bias's gradient as torch's sum: the compiler adds it up where it makes
     ``grad``, and the operator would read ``grad`` once more for it. float32's is read anyway, to be split."""
-    if grad.dtype not in (torch.float16, torch.bfloat16) or not torch.compiler.is_compiling():
+    if grad.dtype not in (torch.float16, torch.bfloat16) or not is_compiled():
         return False
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # sympy, half a second of import
 

@@ -31,7 +31,7 @@ from zoo.ops._linear import (
     summed,
     sums_apart,
 )
-from zoo.ops._routing import Rule, Saved, has_tangent, is_final, not_differentiable, register
+from zoo.ops._routing import Rule, Saved, has_tangent, is_compiled, is_final, not_differentiable, register
 
 __all__ = ["Mlp"]
 
@@ -88,13 +88,13 @@ class Mlp(Rule):
             apart = needs[4] and sums_apart(grad)
             asked = *needs[:4], needs[4] and not apart
             args = (grad, hidden, saved, input, weight1, weight2, ctx.activation, *asked, wide)
-            if torch.compiler.is_compiling():  # the graph shall hold the operator
+            if is_compiled():  # the graph shall hold the operator
                 made = _ops.mlp_backward.default(*args)
-                if apart:
-                    made = *made[:4], summed(grad, wide)
             else:
                 with _AutoDispatchBelowAutograd():
                     made = _backward(*args)
+            if apart:
+                made = *made[:4], summed(grad, wide)
             return *(t if need else None for t, need in zip(made, needs, strict=True)), None, None
         # the hidden layer and the product before it are outputs too: they carry what a second derivative sends back
         if not needs_preactivation(ctx.activation):

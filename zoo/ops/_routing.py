@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, is_grad_enabled
 from torch._C import _are_functorch_transforms_active, _AutoDispatchBelowAutograd, _get_tracing_state
+from torch._guards import TracingContext
 from torch.autograd import Function, forward_ad
 from torch.nn import Parameter
 
@@ -31,6 +32,7 @@ __all__ = [
     "apply",
     "apply_cast",
     "has_tangent",
+    "is_compiled",
     "is_final",
     "is_plain",
     "not_differentiable",
@@ -187,7 +189,12 @@ def _casting(rule: type[Rule], name: str) -> type[Function]:
 
 def is_plain() -> bool:
     """No derivative is recorded and nothing traces or transforms: ``rule.run`` below autograd is all there is to do."""
-    return not torch.compiler.is_compiling() and is_final()
+    return not is_compiled() and is_final()
+
+
+def is_compiled() -> bool:
+    """Whether a graph is made of what is called now. torch 2.11 is not "compiling" while it traces a backward pass."""
+    return torch.compiler.is_compiling() or TracingContext.try_get() is not None
 
 
 def is_final() -> bool:
