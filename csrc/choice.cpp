@@ -237,7 +237,7 @@ struct SmallStep {
 SmallStep small_step(const Query& q, int through) {
   const double derivative = through == 0 ? 0 : through == 1 ? 0.1 : 0.5;
   const bool f32 = q.type == Type::f32;
-  return {(f32 ? 1.9 : 0.55) + derivative, (f32 ? 1.7 : 1.0) + derivative};
+  return {(f32 ? 0.75 : 0.55) + derivative, (f32 ? 0.85 : 1.0) + derivative};
 }
 
 // `works` with their slices beside each other.
