@@ -229,28 +229,38 @@ SmallWork small_work(const Query& q) {
   return {static_cast<double>(divided_up(q.M, 64)) * divided_up(q.N, 64), static_cast<double>(divided_up(q.K, 64))};
 }
 
-// Microseconds of one step: of a block with a processor to itself, and of each where many share all processors.
-struct SmallStep {
-  double alone, among;
+// Microseconds of `small`, as measured: a step of a block that has a processor to itself, and of each where many share all; what
+// a tile costs besides its steps; how much of the longest block shows where many share all.
+struct SmallCosts {
+  double alone, among, begin, tail, base, crowd;
 };
 
-SmallStep small_step(const Query& q, int through) {
+SmallCosts small_costs(const Query& q, int through) {
   const double derivative = through == 0 ? 0 : through == 1 ? 0.1 : 0.5;
-  const bool f32 = q.type == Type::f32;
-  return {(f32 ? 0.75 : 0.55) + derivative, (f32 ? 0.85 : 1.0) + derivative};
+  if (q.type == Type::f32) {
+    const auto whole = [](const Layout& x) {
+      return x.aligned && (x.k_major() || x.mn_major()) && (x.k_major() ? x.outer : x.k) % 4 == 0;
+    };
+    const double bytewise = whole(q.a) && whole(q.b) ? 0 : 0.7;  // not measured: copies of 4 bytes in place of 16
+    return {1.4 + derivative + bytewise, (q.b.mn_major() ? 1.0 : 1.15) + derivative + bytewise, 0, 0.2, 1.9, 2.7};
+  }
+  return {0.55 + derivative, 1.0 + derivative, 1, 0, 2.5, 2.5};
 }
 
 // `works` with their slices beside each other.
 double small_time(
-    const SmallWork* works, const int* slices, int count, const SmallStep& step, int processors, double bytes) {
+    const SmallWork* works, const int* slices, int count, const SmallCosts& cost, int processors, double bytes) {
   double all = 0, longest = 0, cluster = 0;
   for (int i = 0; i < count; ++i) {
     const double steps = std::ceil(works[i].steps / slices[i]);
     all += works[i].tiles * slices[i] * (steps + 1.5);  // beginning and end cost as much as one or two steps
-    longest = std::max(longest, (steps + 1) * step.alone);
-    cluster = std::max(cluster, slices[i] == 1 ? 0 : slices[i] == 8 ? 2.5 : 0.5);
+    longest = std::max(longest, (steps + cost.begin) * cost.alone);
+    // more than eight clusters of eight do not all find room at once
+    if (slices[i] > 1) cluster = std::max(cluster, slices[i] == 8 && works[i].tiles > 8 ? cost.crowd : 0.5);
+    if (slices[i] == 4 && works[i].tiles * 4 > processors) cluster = std::max(cluster, 0.8 * cost.crowd);
   }
-  return kLaunch + 2.5 + cluster + std::max({all * step.among / processors, longest, bytes / kBandwidth});
+  return kLaunch + cost.base + cluster +
+         std::max({all * cost.among / processors + cost.tail * longest, longest, bytes / kBandwidth});
 }
 
 double bytes_moved(const Query& q) {
@@ -270,7 +280,7 @@ Candidate small(const Query& q, const Forced& forced) {
   for (int slices = 1; slices <= 8; slices *= 2) {
     if (forced.config > 0 && slices != forced.config) continue;
     if (forced.config <= 0 && slices > std::max(1.0, work.steps)) break;  // nothing left to share
-    const double time = small_time(&work, &slices, 1, small_step(q, 0), q.processors, bytes_moved(q));
+    const double time = small_time(&work, &slices, 1, small_costs(q, 0), q.processors, bytes_moved(q));
     if (c.choice.microseconds > 0 && time >= c.choice.microseconds) continue;
     c.choice.microseconds = time;
     c.choice.slices = slices;
@@ -302,7 +312,7 @@ Candidate by_tiles(const Query& q, Kernel kernel, const Forced& forced) {
     const double tiles = tiles_time(q, s, products, &spread);
     double time = kLaunch + std::max(tiles, traffic(q));
     // the pass that makes planes
-    if (f32) time += kLaunch + static_cast<double>((s.raw ? 0 : q.M) + q.N) * q.K * 10 / kBandwidth;
+    if (f32) time += kLaunch + static_cast<double>((s.raw || q.a_in_planes ? 0 : q.M) + q.N) * q.K * 10 / kBandwidth;
     if (forced.spread >= 0) spread = forced.spread;
     // where memory decides, the better tiles still
     if (!first && (time > c.choice.microseconds || (time == c.choice.microseconds && tiles >= best_tiles))) return;
@@ -407,6 +417,10 @@ bool forces_raw(const char* text) {
   return false;
 }
 
+bool turned_is_better(const Query& turned, const Choice& turned_choice, const Choice& dw_choice) {
+  return turned_choice.raw_a && turned.a.mn_major() && turned_choice.microseconds < dw_choice.microseconds;
+}
+
 Together choose_together(
     const Query& dw, const Query& dx, int activation, bool bias, double apart, const char* forced) {
   const Forced wanted = parse(forced);
@@ -419,17 +433,20 @@ Together choose_together(
   if (works[0].tiles + works[1].tiles > 1 << 24) return best;
   const double grad = static_cast<double>(dx.M) * dx.K * bytes_of(dx.type);
   const double bytes = bytes_moved(dw) + bytes_moved(dx);
-  const double pass_apart = activation != 0 ? kLaunch + 3 * grad / kBandwidth : bias ? kLaunch + grad / kBandwidth : 0;
-  best.microseconds = wanted.kernel ? HUGE_VAL : apart + pass_apart;
+  const bool planes = dx.type == Type::f32 && dx.a_in_planes && dx.precision == Precision::highest;
+  const double moved = (activation != 0 ? 2 : 1) + (planes ? 1.5 : activation != 0 ? 1 : 0);  // times dY's bytes
+  const double pass_apart = activation != 0 || bias || planes ? kLaunch + moved * grad / kBandwidth : 0;
+  const double gaps = dx.type == Type::f32 ? 2.5 : 0;  // between launches, of which float32's planes need more
+  best.microseconds = wanted.kernel ? HUGE_VAL : apart + pass_apart + gaps;
   for (const bool pass : {false, true}) {  // act' as dY is read, or in a pass before
     if (pass && (activation == 0 || wanted.kernel)) continue;
     const double before = pass ? kLaunch + 3 * grad / kBandwidth : 0;
-    const SmallStep step = small_step(dx, pass ? 0 : activation);
+    const SmallCosts cost = small_costs(dx, pass ? 0 : activation);
     for (int cluster = 1; cluster <= 8; cluster *= 2) {
       if (wanted.config > 0 && cluster != wanted.config) continue;
       for (int which = 0; which < (cluster == 1 ? 1 : 3); ++which) {  // both shared, or one
         const int slices[2] = {which == 1 ? 1 : cluster, which == 2 ? 1 : cluster};
-        const double time = before + small_time(works, slices, 2, step, dx.processors, bytes);
+        const double time = before + small_time(works, slices, 2, cost, dx.processors, bytes);
         if (time >= best.microseconds) continue;
         best = {true, pass, slices[0], slices[1], time};
       }

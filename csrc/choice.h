@@ -77,6 +77,9 @@ Choice choose(const Query& query, const char* forced, Trace* trace);
 // Whether `forced` names a tile shape of split6 that splits a in registers.
 bool forces_raw(const char* forced);
 
+// Whether float32's dW is better computed as X^T dY, turned: X is split in registers, and dY's planes are the other operand.
+bool turned_is_better(const Query& turned, const Choice& turned_choice, const Choice& dw_choice);
+
 // A backward pass's two products in one launch of `small`, with db and the activation's derivative.
 struct Together {
   bool better = false;

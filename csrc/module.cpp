@@ -88,7 +88,12 @@ PyObject* choose_together(PyObject*, PyObject* args) {
   dx.a = {N, 1, true}, dx.b = {1, K, true};
   dw.a_in_planes = dx.a_in_planes = true;
   try {
-    const double apart = zoo::choose(dw, forced, nullptr).microseconds + zoo::choose(dx, forced, nullptr).microseconds;
+    zoo::Query turned = dw;
+    turned.M = K, turned.N = N, turned.a_in_planes = false;
+    turned.a = {1, K, true}, turned.b = {1, N, true};
+    const zoo::Choice dw_choice = zoo::choose(dw, forced, nullptr), turned_choice = zoo::choose(turned, forced, nullptr);
+    const bool turn = zoo::turned_is_better(turned, turned_choice, dw_choice);
+    const double apart = (turn ? turned_choice : dw_choice).microseconds + zoo::choose(dx, forced, nullptr).microseconds;
     const zoo::Together t = zoo::choose_together(dw, dx, act, bias != 0, apart, forced);
     return Py_BuildValue("(NNiid)", PyBool_FromLong(t.better), PyBool_FromLong(t.pass), t.dw_slices, t.dx_slices, t.microseconds);
   } catch (const std::runtime_error& error) {

@@ -357,10 +357,19 @@ bool run_backward(const Backward& b, const Tensor& like, const Launch& launch) {
   const Choice dx_choice = b.input_grad ? choice_of(dx_query) : Choice{};
   const Choice dw_choice = b.weight_grad ? choice_of(dw_query) : Choice{};
   const bool f32 = type == Type::f32, whole = whole_rows(b);
+  Product turned{};
+  turned.batch = 1, turned.M = b.K, turned.N = b.N, turned.K = b.M;
+  turned.a = {b.input.data, 0, b.input.col_stride, b.input.row_stride};
+  turned.b = {b.grad.data, 0, ld, b.grad.col_stride};
+  turned.y = b.weight_grad;
+  const bool may_turn = f32 && whole && b.weight_grad;
+  const Query turned_query = may_turn ? query_of(turned, type, launch) : Query{};
+  const Choice turned_choice = may_turn ? choice_of(turned_query) : Choice{};
+  const bool turn = may_turn && turned_is_better(turned_query, turned_choice, dw_choice);
   if (b.input_grad && b.weight_grad) {
     const Together t = choose_together(
         dw_query, dx_query, static_cast<int>(b.act), b.bias_grad != nullptr,
-        dw_choice.microseconds + dx_choice.microseconds, std::getenv("ZOO_LINEAR_KERNEL"));
+        (turn ? turned_choice : dw_choice).microseconds + dx_choice.microseconds, std::getenv("ZOO_LINEAR_KERNEL"));
     if (t.better && (!t.pass || whole)) {
       run_together(b, dw, dx, t, type, like, launch);
       return true;
@@ -368,16 +377,6 @@ bool run_backward(const Backward& b, const Tensor& like, const Launch& launch) {
   }
   if (!whole) return false;
   const auto takes_planes = [](const Choice& c) { return by_planes(c) && !c.pack_a && !c.raw_a; };
-  // dW turned: x is split in registers, and dY's planes are the other operand
-  Product turned{};
-  turned.batch = 1, turned.M = b.K, turned.N = b.N, turned.K = b.M;
-  turned.a = {b.input.data, 0, b.input.col_stride, b.input.row_stride};
-  turned.b = {b.grad.data, 0, ld, b.grad.col_stride};
-  turned.y = b.weight_grad;
-  const bool may_turn = f32 && b.weight_grad;
-  const Query turned_query = may_turn ? query_of(turned, type, launch) : Query{};
-  const Choice turned_choice = may_turn ? choice_of(turned_query) : Choice{};
-  const bool turn = turned_choice.raw_a && turned_query.a.mn_major() && turned_choice.microseconds < dw_choice.microseconds;
   const bool products = b.input_grad || b.weight_grad, changed = b.act != Act::none;
   const bool in_planes = f32 && products && (!b.input_grad || takes_planes(dx_choice)) &&
                          (!b.weight_grad || turn || takes_planes(dw_choice));

