@@ -197,7 +197,8 @@ Candidate cublas(const Query& q, const Forced& forced) {
   const double rate = q.type == Type::f64 ? 0.38 : two ? 5.0 : exact ? 0.36 : 2.65;
   const double tiles = static_cast<double>(q.batch) * divided_up(q.M, 128) * divided_up(q.N, 128);
   const double flop = 2e-6 * static_cast<double>(q.batch) * q.M * q.N * q.K;
-  const double used = two ? q.processors : std::max(1.0, std::min<double>(tiles * 2, q.processors));
+  const double pieces = exact || q.type == Type::f64 ? 1 : std::max<double>(1, q.K / 4096);  // in tf32 a long K is shared
+  const double used = two ? q.processors : std::max(1.0, std::min<double>(tiles * 2 * pieces, q.processors));
   double time = std::max(flop / (rate * used), traffic(q));
   if (two && (q.K % 8 != 0 || q.N % 4 != 0)) time *= 4;  // rows that are no whole 16 bytes
   else if (two && q.N % 8 != 0) time *= 2;
@@ -240,7 +241,7 @@ struct SmallStep {
 SmallStep small_step(const Query& q, int through) {
   const double derivative = through == 0 ? 0 : through == 1 ? 0.1 : 0.5;
   const bool f32 = q.type == Type::f32;
-  return {(f32 ? 1.9 : 0.55) + derivative, (f32 ? 1.7 : 1.0) + derivative};
+  return {(f32 ? 0.75 : 0.55) + derivative, (f32 ? 0.85 : 1.0) + derivative};
 }
 
 // `works` with their slices beside each other.

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import pytest
 import torch
 from torch import nn
 
-from zoo.isolation import undisturbed
+from zoo.isolation import nothing_kept, undisturbed
 
 
 class Keeps(nn.Module):
@@ -77,3 +81,54 @@ def test_a_buffer_that_a_gradient_goes_through_is_not_written_to_when_nothing_ch
         pass
     product.sum().backward()
     assert weight.grad is not None
+
+
+class Caches(nn.Module):
+    """Keeps what it computed wherever a module can keep it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.register_buffer("none", None)
+        self.register_buffer("there", torch.zeros(2))
+        self.attribute, self.table, self.rows, self.queue = None, {"in": {}}, [[1, 2]], deque([1], maxlen=4)
+        self.old = {"of": torch.zeros(2)}
+        self.calls, self.names = 0, ["first"]
+
+    def forward(self) -> None:
+        self.calls += 1
+        self.names.append("more")
+        result = self.weight * 2
+        self.none = self.there = self.attribute = self.new = result
+        self.table["in"]["cpu"] = self.table["more"] = result
+        self.rows.append(result)
+        self.rows[0].append((result,))
+        self.queue.append(result)
+        self.old.clear()
+        self.old = {"of": result}
+
+
+@pytest.mark.parametrize("around", [nothing_kept, undisturbed])
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_results_stay(around: Callable[..., AbstractContextManager[None]], fails: bool) -> None:
+    inner = Caches()
+    model = nn.Sequential(inner)
+    there, old, zeros, attributes = inner.there, inner.old, inner.old["of"], list(vars(inner))
+    with contextlib.suppress(KeyError), around(model):
+        inner()
+        assert inner.attribute is not None
+        inner()
+        if fails:
+            raise KeyError
+    assert inner.none is None and inner.there is there and inner.attribute is None and not hasattr(inner, "new")
+    assert inner.table == {"in": {}} and inner.rows == [[1, 2]] and list(inner.queue) == [1] and inner.queue.maxlen == 4
+    assert inner.old is old and list(old) == ["of"] and old["of"] is zeros
+    assert list(vars(inner)) == attributes and inner.calls == 2
+    assert inner.names == ["first", "more", "more"]  # no tensors
+
+
+def test_parameters_that_a_lazy_module_makes_stay() -> None:
+    lazy = nn.LazyLinear(3)
+    with nothing_kept(lazy):
+        lazy(torch.ones(2, 4))
+    assert type(lazy) is nn.Linear and lazy.weight.shape == (3, 4) and lazy(torch.ones(1, 4)).shape == (1, 3)

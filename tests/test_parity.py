@@ -629,6 +629,59 @@ def test_results_kept_as_attributes_do_not_stop_the_copy() -> None:
     assert parity(model, model, _x(), gradients=True).ok
 
 
+class _Caching(nn.Module):
+    """Keeps a result for the next call in eval mode, with its graph, as timm's LeViT keeps its attention biases."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.inner, self.scale = mlp(activation=nn.ReLU), nn.Parameter(torch.linspace(0.5, 1.5, 6))
+        self.where, self.attribute, self.table, self.rows = where, None, {"at": {}}, []
+        self.register_buffer("buffer", None)
+        self.register_buffer("index", torch.arange(48) % 6)
+
+    def kept(self) -> Tensor:
+        if self.where in ("attribute", "buffer"):
+            if getattr(self, self.where) is None:
+                setattr(self, self.where, self.scale[self.index])
+            return getattr(self, self.where)
+        if self.where == "rows":
+            if not self.rows:
+                self.rows += [self.scale[self.index]]
+            return self.rows[0]
+        if "cpu" not in self.table["at"]:
+            self.table["at"]["cpu"] = self.scale[self.index]
+        return self.table["at"]["cpu"]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x * self.kept())
+
+
+@pytest.mark.parametrize("where", ["attribute", "buffer", "table", "rows"])
+def test_results_kept_with_their_graph_are_differentiated_in_every_pass(where: str) -> None:
+    model, x = _Caching(where).eval(), _x(64)
+    with torch.no_grad():  # the case of test_an_activation_that_rounding_moves_over_a_kink, that all passes are run
+        one = (x[0] * model.scale[model.index]).double()
+        model.inner[0].bias[0] = -(one @ model.inner[0].weight[0].double())
+        model.inner[0].bias[0] -= model.inner[0](one.float())[0]
+    custom = copy.deepcopy(model)
+    custom.inner[0].__class__ = broken_output(lambda y: y + 6e-8 * (y.detach().abs() < 1e-6))
+    report = parity(custom, model, x, gradients=True)
+    assert report.ok and "scale" in {entry.name for entry in report.entries}, report
+    assert parity(model, model, x, gradients=True).ok
+    for _ in range(2):  # the callers' own
+        assert torch.autograd.grad(custom(x).sum(), custom.scale)[0].norm() > 0
+        custom.attribute, custom.buffer, custom.table, custom.rows = None, None, {"at": {}}, []
+
+    class Wrong(_Caching):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x * self.kept().detach())
+
+    custom = copy.deepcopy(model)
+    custom.__class__ = Wrong
+    report = parity(custom, model, x, gradients=True)
+    assert [entry.name for entry in report.entries if not entry.ok] == ["scale"], report
+
+
 # Outputs and inputs of any form
 
 Pair = namedtuple("Pair", "logits aux")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,14 +12,24 @@ from torch import Tensor, nn
 from zoo.passes import Pass, jittered, snapshot, twin_of, with_values
 
 
-class Keeps(nn.Module):
-    def __init__(self) -> None:
+class Telling(nn.Module):
+    """Tells others what it is given; what it kept itself would be gone after the pass."""
+
+    def __init__(self, tell: Callable[[Tensor], None]) -> None:
         super().__init__()
-        self.seen: list[Tensor] = []
+        self.tell = tell
 
     def forward(self, x: Tensor) -> Tensor:
-        self.seen.append(x)
+        self.tell(x)
         return x
+
+
+def seen_in(x: Tensor, *how: Any) -> Tensor:
+    """What a model is given for ``x`` in such a pass."""
+    found: list[Tensor] = []
+    Pass("it", Telling(found.append), *how).run((x,))
+    (seen,) = found
+    return seen
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64])
@@ -34,17 +47,16 @@ def test_jitter_moves_by_up_to_half_an_eps(dtype: torch.dtype) -> None:
 
 
 def test_inputs_are_jittered_after_they_are_cast() -> None:
-    x, model = torch.rand(500).double() + 1, Keeps()
-    Pass("float32", model, torch.float32, (torch.Generator().manual_seed(0), 2.0**-10)).run((x,))
-    (seen,) = model.seen
+    x = torch.rand(500).double() + 1
+    seen = seen_in(x, torch.float32, (torch.Generator().manual_seed(0), 2.0**-10))
     off = (seen.double() / x - 1).abs()
     assert seen.dtype == torch.float32 and 2.0**-12 < off.max() <= 2.0**-11 + 1e-6
 
 
 def test_integers_are_neither_cast_nor_jittered() -> None:
-    model, x = Keeps(), torch.arange(6)
-    Pass("float64", model, torch.float64, (torch.Generator(), 0.5)).run((x,))
-    assert model.seen[0].dtype == torch.int64 and torch.equal(model.seen[0], x) and model.seen[0] is not x
+    x = torch.arange(6)
+    seen = seen_in(x, torch.float64, (torch.Generator(), 0.5))
+    assert seen.dtype == torch.int64 and torch.equal(seen, x) and seen is not x
 
 
 def test_twins_share_nothing_and_keep_ties() -> None:
@@ -95,7 +107,5 @@ def test_snapshots_do_not_change() -> None:
 
 @pytest.mark.parametrize("x", [torch.zeros(4, 0), torch.zeros(0, 4), torch.eye(3).to_sparse(), torch.tensor(2.0)])
 def test_inputs_of_any_kind_are_copied(x: Tensor) -> None:
-    model = Keeps()
-    Pass("it", model).run((x,))
-    (seen,) = model.seen
+    seen = seen_in(x)
     assert seen is not x and seen.layout == x.layout and torch.equal(seen.to_dense(), x.to_dense())

@@ -1,8 +1,11 @@
-"""Runs a model without leaving a trace: modes, buffers, random number generators and cuDNN's settings come back."""
+"""Runs a model without leaving a trace: modes, buffers and what else modules keep, random number generators and cuDNN's
+settings come back."""
 
 from __future__ import annotations
 
 import contextlib
+import operator
+from collections import deque
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -11,33 +14,53 @@ from torch import nn
 from torch._subclasses.fake_tensor import is_fake
 from torch.nn.parameter import is_lazy
 
+from zoo.meta_device import within
 from zoo.readout import equalities
 
-__all__ = ["cudnn_set", "float32_convolutions", "undisturbed"]
+__all__ = ["cudnn_set", "float32_convolutions", "nothing_kept", "undisturbed"]
 
 
 @contextlib.contextmanager
 def undisturbed(*models: nn.Module) -> Iterator[None]:
     """Inside, the models may be run and their modes set; after, also after an exception, all is as before:
-    every module's ``training``, every buffer's value, and the RNG state of the CPU and of the models' GPUs."""
+    every module's ``training``, every buffer's value, which tensors modules hold (:func:`nothing_kept`), and the RNG
+    state of the CPU and of the models' GPUs."""
     modules = [module for model in models for module in model.modules()]
     modes = [(module, module.training) for module in modules]
-    buffers = [(module, dict(module._buffers)) for module in modules]
-    values = {b: b.detach().clone() for _, held in buffers for b in held.values() if b is not None and _has_value(b)}
+    buffers = [b for module in modules for b in module._buffers.values() if b is not None and _has_value(b)]
+    values = {b: b.detach().clone() for b in buffers}
     devices = {t.device for model in models for t in (*model.parameters(), *model.buffers())}
     with torch.random.fork_rng(devices=[d.index for d in devices if d.type == "cuda"]):
         try:
-            yield
+            with nothing_kept(*models):
+                yield
         finally:
             for module, training in modes:
                 module.training = training
-            for module, held in buffers:
-                for name, buffer in held.items():
-                    module._buffers[name] = buffer
             for (buffer, value), same in zip(values.items(), _unchanged(values.items()), strict=True):
                 if not same:
                     with torch.inference_mode(buffer.is_inference()), torch.no_grad():
                         buffer.copy_(value)
+
+
+@contextlib.contextmanager
+def nothing_kept(*models: nn.Module) -> Iterator[None]:
+    """After it, the models' modules hold those tensors that they held before, also after an exception.
+
+    A model may keep a result for the next call, in an attribute, a buffer, or a dict or list in one. Kept with its
+    graph it cannot be differentiated twice; kept without one it has no gradient. Values changed in place stay.
+    """
+    held = [
+        (value, dict(value) if isinstance(value, dict) else list(value))
+        for value in within(vars(module) for model in models for module in model.modules())
+        if isinstance(value, (dict, list, deque))
+    ]
+    held.reverse()  # what holds a container asks whether it holds tensors
+    try:
+        yield
+    finally:
+        for container, before in held:
+            _put_back(container, before)
 
 
 @contextlib.contextmanager
@@ -79,6 +102,25 @@ def float32_convolutions() -> Iterator[None]:
         for part, precision in zip(parts, before, strict=True):
             if part.fp32_precision != precision:
                 part.fp32_precision = precision
+
+
+def _put_back(container: Any, before: Any) -> None:
+    """Undo the changes by which a dict, list or deque holds other tensors, or other containers of tensors."""
+    if not isinstance(container, dict):
+        same = len(container) == len(before) and all(map(operator.is_, container, before))
+        if not same and _has_tensors(*container, *before):
+            container.clear()
+            container.extend(before)
+        return
+    for key in [key for key, value in container.items() if key not in before and _has_tensors(value)]:
+        del container[key]
+    for key, value in before.items():
+        if container.get(key) is not value and _has_tensors(value, container.get(key)):
+            container[key] = value
+
+
+def _has_tensors(*values: Any) -> bool:
+    return any(isinstance(value, torch.Tensor) for value in within(values))
 
 
 def _unchanged(pairs: Collection[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:

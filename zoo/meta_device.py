@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["build_on_meta", "held_tensors", "without_values"]
+__all__ = ["build_on_meta", "held_tensors", "within", "without_values"]
 
 
 def build_on_meta(build: Callable[[], nn.Module]) -> nn.Module:
@@ -60,8 +60,13 @@ def without_values(model: nn.Module) -> nn.Module:
 
 def held_tensors(model: nn.Module) -> list[Tensor]:
     """Each tensor that a module holds, once: parameters, buffers, and plain attributes, also in lists and dicts."""
+    return [value for value in within(vars(module) for module in model.modules()) if isinstance(value, Tensor)]
+
+
+def within(values: Iterable[Any]) -> list[Any]:
+    """The tensors and containers among the values and in them, at any depth, each once, in their order."""
     seen: dict[int, Any] = {}
-    left: list[Any] = [vars(module) for module in model.modules()]
+    left = list(values)
     left.reverse()
     while left:
         value = left.pop()
@@ -70,7 +75,7 @@ def held_tensors(model: nn.Module) -> list[Tensor]:
         seen[id(value)] = value
         if not isinstance(value, Tensor):
             left += reversed(list(value.values() if isinstance(value, Mapping) else value))
-    return [value for value in seen.values() if isinstance(value, Tensor)]
+    return list(seen.values())
 
 
 class _ValuesOnHost(TorchFunctionMode):

@@ -1,6 +1,7 @@
 """One pass of a model over given inputs, for comparisons: outputs and gradients by name, leaving no trace.
 
-Inputs are handed over as private copies with the caller's strides; every pass starts from the same random state.
+Inputs are handed over as private copies with the caller's strides; every pass starts from the same random state, and
+what the model keeps of it, such as a result with its graph, is gone before the next.
 cuDNN's recurrent layers cannot be differentiated in eval mode: where a model has such layers, a pass with gradients is
 without cuDNN.
 """
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from zoo.isolation import cudnn_set
+from zoo.isolation import cudnn_set, nothing_kept
 from zoo.meta_device import held_tensors
 
 __all__ = [
@@ -112,6 +113,7 @@ class Pass:
             leaves = _trainable(self.core, gradients_like) | leaves
         gpus = sorted({t.device.index for t in all_tensors(self.core, inputs) if t.device.type == "cuda"})
         with contextlib.ExitStack() as stack:
+            stack.enter_context(nothing_kept(self.core))
             stack.enter_context(torch.set_grad_enabled(gradients))
             stack.enter_context(torch.random.fork_rng(gpus))
             stack.enter_context(_without_autocast_cache() if self.dtype is None else _without_autocast())

@@ -269,3 +269,11 @@ def test_choose_refuses_what_it_does_not_know():
             query(**{name: word})
     with pytest.raises(ValueError, match="negative"):
         query(M=-1)
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(200704, 384, 96), (200704, 96, 288), (200704, 96, 384), (49152, 196, 384)])
+def test_weight_gradients_of_many_rows_in_tf32_are_left_to_torch(m, k, n):
+    """Few tiles, but cuBLAS shares their long K: 66 to 135 us on an H200; by planes 2 to 3 times as much."""
+    gradient = {"M": n, "N": k, "K": m, "a": (1, n, True), "b": (1, k, True)}
+    assert query(**gradient, precision="high")[0] == "cublas"
+    assert query(**gradient)[0] == "split6"
