@@ -1,8 +1,8 @@
 // A gradient's epilogue: y = (A B) act'(saved), and the sums of y's columns before it is rounded.
 //
 // `saved` comes by TMA into the very buffers that the result leaves from: most of a tile's under its products, the rest as
-// buffers get free. A warp's sums are of its own rows, and lie in memory as a row of their own: add_rows adds them
-// up. Nothing here waits for another warp.
+// buffers get free. A warp's sums are of its own rows, and lie in memory as a row of their own: add_rows adds them up.
+// Nothing here waits for another warp.
 #pragma once
 
 #include "gemm.cuh"
@@ -123,10 +123,12 @@ struct Through {
 
   // Before a tile's products.
   __device__ __forceinline__ void begin(const Tile& tile) {
-    if (threadIdx.x % 32 != 0) return;
-    ptx::tma_wait_read<0>();  // what the tile before left there
+    if (threadIdx.x % 32 == 0) {
+      ptx::tma_wait_read<0>();  // what the tile before left there
 #pragma unroll
-    for (int i = 0; i < (pieces < C::buffers ? pieces : C::buffers); ++i) load(tile, i);
+      for (int i = 0; i < (pieces < C::buffers ? pieces : C::buffers); ++i) load(tile, i);
+    }
+    __syncwarp();
   }
 
   template <int family>
@@ -144,6 +146,7 @@ struct Through {
       }
       if (at.m < args.M && at.n < args.N) {
         ptx::barrier_wait(barriers + 8 * which, phases >> which & 1);
+        __syncwarp();
         phases ^= 1u << which;
 #pragma unroll
         for (int part = 0; part < 32 / values; ++part) {
