@@ -9,6 +9,7 @@ import math
 import pytest
 import torch
 
+import zoo  # noqa: F401  torch.ops.zoo
 from support.gpu_kernels import ACTIVATIONS, CUDA, LIMITS, check, exact_gradient, kernels_of, normal
 
 DERIVED = [name for name in ACTIVATIONS if name != "none"]
