@@ -39,6 +39,8 @@ constexpr Shape kSplit[] = {
 // Epilogue of one element by one warpgroup, in nanoseconds, by activation; and of wgmma's, fitted to bf16.
 constexpr double kEpilogue[] = {0.28, 0.30, 0.52, 0.45, 0.45};
 constexpr double kWgmmaEpilogue[] = {0.26, 0.28, 0.44, 0.42, 0.42};
+// The same where it multiplies by the activation's derivative and sums columns: predicted from the number of instructions.
+constexpr double kThroughEpilogue[] = {0, 0.34, 0.51, 0.54, 0.54};
 // What is left of it where two warpgroups share a tile, and one's instructions fill the other's waits.
 constexpr double kShared = 0.55, kWgmmaShared = 0.65;
 constexpr double kLaunch = 2.5;         // microseconds of a kernel that does nothing
@@ -58,7 +60,8 @@ double tiles_time(const Query& q, const Shape& s, int products, int* spread) {
   const double rate = products == 3 ? 0.75 * s.rate : q.type == Type::f16 ? 0.94 * s.rate : s.rate;
   const double body = 2e-6 * s.m * s.n * k * products / rate;
   const bool wgmma = products == 1;
-  const double epilogue = (wgmma ? kWgmmaEpilogue : kEpilogue)[q.activation] * 1e-3 * s.m * s.n;
+  const double each = q.through ? kThroughEpilogue[q.through] : (wgmma ? kWgmmaEpilogue : kEpilogue)[q.activation];
+  const double epilogue = each * 1e-3 * s.m * s.n;
   const double exposed = epilogue / 2 * (wgmma ? kWgmmaShared : kShared);
   double tile = s.alone ? std::max(body, (body + epilogue) / 2) : body + exposed;
   if (s.raw) tile += 1;  // its beginning: a is read and split before the first product
@@ -67,7 +70,7 @@ double tiles_time(const Query& q, const Shape& s, int products, int* spread) {
   const int64_t rest = static_cast<int64_t>(tiles) % q.processors;
   *spread = 0;
   // 2-byte tiles that warpgroups share lose more by being spread than they win
-  if (rest == 0 || q.K < 512 || (!s.alone && products == 1)) return whole;
+  if (q.through || rest == 0 || q.K < 512 || (!s.alone && products == 1)) return whole;
   const double pieces = static_cast<double>(q.processors) / rest;
   const double shared = tiles / q.processors * tile + 6 + kPieces * (pieces + 1) * s.m * s.n / (s.alone ? 1 : 2);
   if (shared >= whole) return whole;
@@ -122,7 +125,8 @@ struct Candidate {
 
 // Microseconds of reading both operands and writing the output.
 double traffic(const Query& q) {
-  const double elements = static_cast<double>(q.M) * q.K + static_cast<double>(q.N) * q.K + static_cast<double>(q.M) * q.N;
+  const double output = static_cast<double>(q.M) * q.N * (q.through ? 2 : 1);
+  const double elements = static_cast<double>(q.M) * q.K + static_cast<double>(q.N) * q.K + output;
   return static_cast<double>(q.batch) * elements * bytes_of(q.type) / kBandwidth;
 }
 
@@ -326,7 +330,7 @@ Candidate by_tiles(const Query& q, Kernel kernel, const Forced& forced) {
   };
   if (!f32) {
     for (const Shape& s : kWgmma) {
-      if (q.type == Type::f16 && s.config > 1) continue;  // these are compiled for bf16 alone
+      if ((q.type == Type::f16 || q.through) && s.config > 1) continue;  // these are compiled for bf16 alone, and plain
       consider(s);
     }
   } else {
@@ -452,6 +456,24 @@ Together choose_together(
       }
     }
   }
+  return best;
+}
+
+ThroughChoice choose_through(const Query& product, int activation, bool sums, const char* forced) {
+  const Forced wanted = parse(forced);
+  ThroughChoice best;
+  if (activation == 0 || (wanted.kernel && *wanted.kernel != Kernel::wgmma) || wanted.spread > 0) return best;
+  Query q = product;
+  q.through = activation;
+  // a along K and b along its rows, as they lie, and results in whole 16 bytes
+  if (!q.a.k_major() || !q.b.mn_major() || q.N % 8 != 0) return best;
+  const Candidate c = by_tiles(q, Kernel::wgmma, wanted);
+  if (c.why_not || c.choice.pack_a || c.choice.pack_b) return best;
+  const double parts = static_cast<double>(divided_up(q.M, 128)) * 4 * q.N * 4;  // bytes
+  best.config = c.choice.config;
+  best.microseconds = c.choice.microseconds + (sums ? kLaunch + 1 + parts / kBandwidth : 0);
+  const double pass = kLaunch + 3.0 * q.M * q.N * bytes_of(q.type) / kBandwidth;
+  best.better = wanted.kernel || best.microseconds < choose(product, forced, nullptr).microseconds + pass;
   return best;
 }
 

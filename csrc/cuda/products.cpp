@@ -42,14 +42,6 @@ Precision float32_precision() {
 #endif
 }
 
-bool aligned(const void* p) {
-  return reinterpret_cast<uintptr_t>(p) % 16 == 0;
-}
-
-Tensor bytes(const Tensor& like, int64_t count) {
-  return empty(like, Sizes{count}, aoti_torch_dtype_uint8());
-}
-
 int64_t element_bytes(Type type) {
   return type == Type::f64 ? 8 : type == Type::f32 ? 4 : 2;
 }
@@ -206,6 +198,8 @@ void run_mma(
   mma_product(p, type, launch.stream);
 }
 
+}  // namespace
+
 Query query_of(const Product& p, Type type, const Launch& launch) {
   const Chip chip = chip_of(launch.device);
   Query q{};
@@ -226,6 +220,8 @@ Query query_of(const Product& p, Type type, const Launch& launch) {
   if (type == Type::f32) q.precision = float32_precision();
   return q;
 }
+
+namespace {
 
 Choice choice_of(const Query& q) {
   return choose(q, std::getenv("ZOO_LINEAR_KERNEL"), nullptr);
@@ -257,6 +253,25 @@ bool by_planes(const Choice& c) {
 }
 
 }  // namespace
+
+Act act_of(const std::string& name) {
+  switch (parse_activation(name)) {
+    case Activation::relu: return Act::relu;
+    case Activation::gelu: return Act::gelu;
+    case Activation::gelu_tanh: return Act::gelu_tanh;
+    case Activation::silu: return Act::silu;
+    case Activation::none: break;
+  }
+  return Act::none;
+}
+
+bool aligned(const void* p) {
+  return reinterpret_cast<uintptr_t>(p) % 16 == 0;
+}
+
+Tensor bytes(const Tensor& like, int64_t count) {
+  return empty(like, Sizes{count}, aoti_torch_dtype_uint8());
+}
 
 Type type_of(const Tensor& t) {
   switch (t.scalar_type()) {

@@ -120,6 +120,41 @@ def test_forcing_one_launch_for_both_gradients():
         together(-1, 2048, 1000)
 
 
+def through(m, n, k, dtype="bfloat16", activation="gelu", sums=True, gpu=H200, hopper=True, forced=None):
+    return core.choose_through(m, n, k, dtype, activation, sums, *gpu, hopper, forced)
+
+
+def test_a_large_gradients_activation_is_in_the_epilogue_of_its_product():
+    large = [(12608, 3072, 768), (12544, 3072, 768), (200704, 384, 96), (50176, 768, 192), (12544, 1536, 384)]
+    for shape, dtype, activation in itertools.product(
+        large, ("bfloat16", "float16"), ("relu", "gelu", "gelu_tanh", "silu")
+    ):
+        better, tile, microseconds = through(*shape, dtype, activation)
+        assert better and tile in (0, 1) and microseconds > through(*shape, dtype, activation, sums=False)[2] > 0
+    assert not through(64, 3072, 768)[0], "few tiles, each of which takes as long as many"
+
+
+def test_a_gradient_whose_activation_takes_a_pass():
+    shape = (12608, 3072, 768)
+    assert not any(through(*shape, dtype)[0] for dtype in ("float32", "float64"))
+    assert not through(*shape, activation="none")[0] and not through(*shape, hopper=False)[0]
+    assert not through(*shape, gpu=A100)[0] and not through(0, 3072, 768)[0]
+    assert not through(12608, 3076, 768)[0] and not through(12608, 3072, 764)[0], "rows of no whole 16 bytes"
+
+
+def test_forcing_the_activation_into_the_epilogue():
+    assert through(64, 3072, 768, forced="wgmma")[0] and through(1, 8, 8, forced="wgmma")[0]
+    assert [through(12608, 3072, 768, forced=f"wgmma:{tile}:0")[:2] for tile in (0, 1)] == [(True, 0), (True, 1)]
+    for forced in ("wgmma:2", "wgmma:0:1", "small", "cublas", "mma"):
+        assert not through(12608, 3072, 768, forced=forced)[0]
+    with pytest.raises(RuntimeError, match="ZOO_LINEAR_KERNEL is 'wgmma:'"):
+        through(12608, 3072, 768, forced="wgmma:")
+    with pytest.raises(ValueError, match="unknown activation 'tanh'"):
+        through(12608, 3072, 768, activation="tanh")
+    with pytest.raises(ValueError, match="must not be negative"):
+        through(-1, 3072, 768)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_other_chips_and_float64_use_cublas(dtype):
     assert choice(VIT["fc1"], dtype, "gelu", gpu=A100).kernel == "cublas"
