@@ -316,7 +316,8 @@ Candidate by_tiles(const Query& q, Kernel kernel, const Forced& forced) {
     const double tiles = tiles_time(q, s, products, &spread);
     double time = kLaunch + std::max(tiles, traffic(q));
     // the pass that makes planes
-    if (f32) time += kLaunch + static_cast<double>((s.raw || q.a_in_planes ? 0 : q.M) + q.N) * q.K * 10 / kBandwidth;
+    const int64_t split = (s.raw || q.a_in_planes ? 0 : q.M) + (q.b_in_planes ? 0 : q.N);
+    if (f32 && split > 0) time += kLaunch + static_cast<double>(split) * q.K * 10 / kBandwidth;
     if (forced.spread >= 0) spread = forced.spread;
     // where memory decides, the better tiles still
     if (!first && (time > c.choice.microseconds || (time == c.choice.microseconds && tiles >= best_tiles))) return;
@@ -440,7 +441,7 @@ Together choose_together(
   const bool planes = dx.type == Type::f32 && dx.a_in_planes && dx.precision == Precision::highest;
   const double moved = (activation != 0 ? 2 : 1) + (planes ? 1.5 : activation != 0 ? 1 : 0);  // times dY's bytes
   const double pass_apart = activation != 0 || bias || planes ? kLaunch + moved * grad / kBandwidth : 0;
-  const double gaps = dx.type == Type::f32 ? 2.5 : 0;  // between launches, of which float32's planes need more
+  const double gaps = dx.type == Type::f32 ? 6 : 0;  // between launches: as much as 7 were measured
   best.microseconds = wanted.kernel ? HUGE_VAL : apart + pass_apart + gaps;
   for (const bool pass : {false, true}) {  // act' as dY is read, or in a pass before
     if (pass && (activation == 0 || wanted.kernel)) continue;

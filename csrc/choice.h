@@ -43,6 +43,7 @@ struct Query {
   int processors;  // streaming multiprocessors
   bool hopper;     // this build has code for sm_90a
   bool a_in_planes = false;  // another product has bf16 planes of a made, and they are taken
+  bool b_in_planes = false;  // the same of b
   int through = 0;           // the epilogue multiplies by act'(saved), which it reads, and sums y's columns: an activation
 };
 

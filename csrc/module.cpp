@@ -89,7 +89,7 @@ PyObject* choose_together(PyObject*, PyObject* args) {
   dw.a_in_planes = dx.a_in_planes = true;
   try {
     zoo::Query turned = dw;
-    turned.M = K, turned.N = N, turned.a_in_planes = false;
+    turned.M = K, turned.N = N, turned.a_in_planes = false, turned.b_in_planes = true;
     turned.a = {1, K, true}, turned.b = {1, N, true};
     const zoo::Choice dw_choice = zoo::choose(dw, forced, nullptr), turned_choice = zoo::choose(turned, forced, nullptr);
     const bool turn = zoo::turned_is_better(turned, turned_choice, dw_choice);

@@ -378,7 +378,8 @@ bool run_backward(const Backward& b, const Tensor& like, const Launch& launch) {
   turned.b = {b.grad.data, 0, ld, b.grad.col_stride};
   turned.y = b.weight_grad;
   const bool may_turn = f32 && whole && b.weight_grad;
-  const Query turned_query = may_turn ? query_of(turned, type, launch) : Query{};
+  Query turned_query = may_turn ? query_of(turned, type, launch) : Query{};
+  turned_query.b_in_planes = true;
   const Choice turned_choice = may_turn ? choice_of(turned_query) : Choice{};
   const bool turn = may_turn && turned_is_better(turned_query, turned_choice, dw_choice);
   if (b.input_grad && b.weight_grad) {

@@ -163,8 +163,10 @@ struct Small {
     for (int step = first; step < end; ++step) {
       copy_wait_for(stages - 2);
       __syncthreads();  // everyone's part of this stage is there, and everyone is done with the one that is filled next
-      if (stages > 1) fetch(step + stages - 1, stage == 0 ? stages - 1 : stage - 1);
-      product.template step<a_mn, b_mn, through>(stage_0 + stage * stage_bytes, group, job.through, wants_sums, job.K < 0);
+      product.template step<a_mn, b_mn, through>(
+          stage_0 + stage * stage_bytes, group, job.through, wants_sums, job.K < 0, [&] {
+            if (stages > 1) fetch(step + stages - 1, stage == 0 ? stages - 1 : stage - 1);
+          });
       stage = stage + 1 == stages ? 0 : stage + 1;
     }
     copy_wait_for(0);

@@ -63,9 +63,10 @@ struct FloatTile {
     v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
   }
 
-  // `at`: a, b and where `through` what a is multiplied by, act' of it, one after the other. `never` is false.
-  template <bool a_mn, bool b_mn, bool through>
-  __device__ __forceinline__ void step(uint8_t* at, int group, int act, bool wants_sums, bool never) {
+  // `at`: a, b and where `through` what a is multiplied by, act' of it, one after the other. `never` is false. `fetch` is called
+  // once.
+  template <bool a_mn, bool b_mn, bool through, typename Fetch>
+  __device__ __forceinline__ void step(uint8_t* at, int group, int act, bool wants_sums, bool never, const Fetch& fetch) {
     constexpr int operand = kSide * kSide * 4, kPlanes = 3;
     const int warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
     const int row_a = 16 * warp + 2 * g, row_b = 8 * warp + g;
@@ -101,6 +102,7 @@ struct FloatTile {
       }
     }
     ptx::proxy_fence();
+    fetch();  // not before: the fence would wait for it
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
 #pragma unroll

@@ -61,8 +61,9 @@ struct HalfTile {
   }
 
   // `at`: a, b and where `through` what a is multiplied by, act' of it, one after the other.
-  template <bool a_mn, bool b_mn, bool through>
-  __device__ __forceinline__ void step(uint8_t* at, int group, int act, bool wants_sums, bool) {
+  template <bool a_mn, bool b_mn, bool through, typename Fetch>
+  __device__ __forceinline__ void step(uint8_t* at, int group, int act, bool wants_sums, bool, const Fetch& fetch) {
+    fetch();
     constexpr int operand = kSide * kSide * 2;
     const int warp = threadIdx.x / 32, wm = warp % 2 * 32, wn = warp / 2 % 2 * 32;
     float sum[4] = {};
