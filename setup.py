@@ -169,7 +169,7 @@ def build_options() -> dict:
         extensions.append(
             cpp_extension.CppExtension(
                 "zoo._C_eager",
-                ["csrc/eager.cpp"],
+                ["csrc/eager.cpp", "csrc/eager_kernels.cpp"],
                 extra_compile_args={"cxx": ["-O2", "-fvisibility=hidden"]},
                 extra_link_args=["-s"],
                 optional=True,

@@ -39,6 +39,8 @@ constexpr Shape kSplit[] = {
 // Epilogue of one element by one warpgroup, in nanoseconds, by activation; and of wgmma's, fitted to bf16.
 constexpr double kEpilogue[] = {0.28, 0.30, 0.52, 0.45, 0.45};
 constexpr double kWgmmaEpilogue[] = {0.26, 0.28, 0.44, 0.42, 0.42};
+// The same where it multiplies by the activation's derivative and sums columns: predicted from the number of instructions.
+constexpr double kThroughEpilogue[] = {0, 0.34, 0.51, 0.54, 0.54};
 // What is left of it where two warpgroups share a tile, and one's instructions fill the other's waits.
 constexpr double kShared = 0.55, kWgmmaShared = 0.65;
 constexpr double kLaunch = 2.5;         // microseconds of a kernel that does nothing
@@ -58,7 +60,8 @@ double tiles_time(const Query& q, const Shape& s, int products, int* spread) {
   const double rate = products == 3 ? 0.75 * s.rate : q.type == Type::f16 ? 0.94 * s.rate : s.rate;
   const double body = 2e-6 * s.m * s.n * k * products / rate;
   const bool wgmma = products == 1;
-  const double epilogue = (wgmma ? kWgmmaEpilogue : kEpilogue)[q.activation] * 1e-3 * s.m * s.n;
+  const double each = q.through ? kThroughEpilogue[q.through] : (wgmma ? kWgmmaEpilogue : kEpilogue)[q.activation];
+  const double epilogue = each * 1e-3 * s.m * s.n;
   const double exposed = epilogue / 2 * (wgmma ? kWgmmaShared : kShared);
   double tile = s.alone ? std::max(body, (body + epilogue) / 2) : body + exposed;
   if (s.raw) tile += 1;  // its beginning: a is read and split before the first product
@@ -67,7 +70,7 @@ double tiles_time(const Query& q, const Shape& s, int products, int* spread) {
   const int64_t rest = static_cast<int64_t>(tiles) % q.processors;
   *spread = 0;
   // 2-byte tiles that warpgroups share lose more by being spread than they win
-  if (rest == 0 || q.K < 512 || (!s.alone && products == 1)) return whole;
+  if (q.through || rest == 0 || q.K < 512 || (!s.alone && products == 1)) return whole;
   const double pieces = static_cast<double>(q.processors) / rest;
   const double shared = tiles / q.processors * tile + 6 + kPieces * (pieces + 1) * s.m * s.n / (s.alone ? 1 : 2);
   if (shared >= whole) return whole;
@@ -122,7 +125,8 @@ struct Candidate {
 
 // Microseconds of reading both operands and writing the output.
 double traffic(const Query& q) {
-  const double elements = static_cast<double>(q.M) * q.K + static_cast<double>(q.N) * q.K + static_cast<double>(q.M) * q.N;
+  const double output = static_cast<double>(q.M) * q.N * (q.through ? 2 : 1);
+  const double elements = static_cast<double>(q.M) * q.K + static_cast<double>(q.N) * q.K + output;
   return static_cast<double>(q.batch) * elements * bytes_of(q.type) / kBandwidth;
 }
 
@@ -193,7 +197,8 @@ Candidate cublas(const Query& q, const Forced& forced) {
   const double rate = q.type == Type::f64 ? 0.38 : two ? 5.0 : exact ? 0.36 : 2.65;
   const double tiles = static_cast<double>(q.batch) * divided_up(q.M, 128) * divided_up(q.N, 128);
   const double flop = 2e-6 * static_cast<double>(q.batch) * q.M * q.N * q.K;
-  const double used = two ? q.processors : std::max(1.0, std::min<double>(tiles * 2, q.processors));
+  const double pieces = exact || q.type == Type::f64 ? 1 : std::max<double>(1, q.K / 4096);  // in tf32 a long K is shared
+  const double used = two ? q.processors : std::max(1.0, std::min<double>(tiles * 2 * pieces, q.processors));
   double time = std::max(flop / (rate * used), traffic(q));
   if (two && (q.K % 8 != 0 || q.N % 4 != 0)) time *= 4;  // rows that are no whole 16 bytes
   else if (two && q.N % 8 != 0) time *= 2;
@@ -228,28 +233,38 @@ SmallWork small_work(const Query& q) {
   return {static_cast<double>(divided_up(q.M, 64)) * divided_up(q.N, 64), static_cast<double>(divided_up(q.K, 64))};
 }
 
-// Microseconds of one step: of a block with a processor to itself, and of each where many share all processors.
-struct SmallStep {
-  double alone, among;
+// Microseconds of `small`, as measured: a step of a block that has a processor to itself, and of each where many share all; what
+// a tile costs besides its steps; how much of the longest block shows where many share all.
+struct SmallCosts {
+  double alone, among, begin, tail, base, crowd;
 };
 
-SmallStep small_step(const Query& q, int through) {
+SmallCosts small_costs(const Query& q, int through) {
   const double derivative = through == 0 ? 0 : through == 1 ? 0.1 : 0.5;
-  const bool f32 = q.type == Type::f32;
-  return {(f32 ? 1.9 : 0.55) + derivative, (f32 ? 1.7 : 1.0) + derivative};
+  if (q.type == Type::f32) {
+    const auto whole = [](const Layout& x) {
+      return x.aligned && (x.k_major() || x.mn_major()) && (x.k_major() ? x.outer : x.k) % 4 == 0;
+    };
+    const double bytewise = whole(q.a) && whole(q.b) ? 0 : 0.7;  // not measured: copies of 4 bytes in place of 16
+    return {1.4 + derivative + bytewise, (q.b.mn_major() ? 1.0 : 1.15) + derivative + bytewise, 0, 0.2, 1.9, 2.7};
+  }
+  return {0.55 + derivative, 1.0 + derivative, 1, 0, 2.5, 2.5};
 }
 
 // `works` with their slices beside each other.
 double small_time(
-    const SmallWork* works, const int* slices, int count, const SmallStep& step, int processors, double bytes) {
+    const SmallWork* works, const int* slices, int count, const SmallCosts& cost, int processors, double bytes) {
   double all = 0, longest = 0, cluster = 0;
   for (int i = 0; i < count; ++i) {
     const double steps = std::ceil(works[i].steps / slices[i]);
     all += works[i].tiles * slices[i] * (steps + 1.5);  // beginning and end cost as much as one or two steps
-    longest = std::max(longest, (steps + 1) * step.alone);
-    cluster = std::max(cluster, slices[i] == 1 ? 0 : slices[i] == 8 ? 2.5 : 0.5);
+    longest = std::max(longest, (steps + cost.begin) * cost.alone);
+    // more than eight clusters of eight do not all find room at once
+    if (slices[i] > 1) cluster = std::max(cluster, slices[i] == 8 && works[i].tiles > 8 ? cost.crowd : 0.5);
+    if (slices[i] == 4 && works[i].tiles * 4 > processors) cluster = std::max(cluster, 0.8 * cost.crowd);
   }
-  return kLaunch + 2.5 + cluster + std::max({all * step.among / processors, longest, bytes / kBandwidth});
+  return kLaunch + cost.base + cluster +
+         std::max({all * cost.among / processors + cost.tail * longest, longest, bytes / kBandwidth});
 }
 
 double bytes_moved(const Query& q) {
@@ -269,7 +284,7 @@ Candidate small(const Query& q, const Forced& forced) {
   for (int slices = 1; slices <= 8; slices *= 2) {
     if (forced.config > 0 && slices != forced.config) continue;
     if (forced.config <= 0 && slices > std::max(1.0, work.steps)) break;  // nothing left to share
-    const double time = small_time(&work, &slices, 1, small_step(q, 0), q.processors, bytes_moved(q));
+    const double time = small_time(&work, &slices, 1, small_costs(q, 0), q.processors, bytes_moved(q));
     if (c.choice.microseconds > 0 && time >= c.choice.microseconds) continue;
     c.choice.microseconds = time;
     c.choice.slices = slices;
@@ -301,7 +316,8 @@ Candidate by_tiles(const Query& q, Kernel kernel, const Forced& forced) {
     const double tiles = tiles_time(q, s, products, &spread);
     double time = kLaunch + std::max(tiles, traffic(q));
     // the pass that makes planes
-    if (f32) time += kLaunch + static_cast<double>((s.raw ? 0 : q.M) + q.N) * q.K * 10 / kBandwidth;
+    const int64_t split = (s.raw || q.a_in_planes ? 0 : q.M) + (q.b_in_planes ? 0 : q.N);
+    if (f32 && split > 0) time += kLaunch + static_cast<double>(split) * q.K * 10 / kBandwidth;
     if (forced.spread >= 0) spread = forced.spread;
     // where memory decides, the better tiles still
     if (!first && (time > c.choice.microseconds || (time == c.choice.microseconds && tiles >= best_tiles))) return;
@@ -315,7 +331,7 @@ Candidate by_tiles(const Query& q, Kernel kernel, const Forced& forced) {
   };
   if (!f32) {
     for (const Shape& s : kWgmma) {
-      if (q.type == Type::f16 && s.config > 1) continue;  // these are compiled for bf16 alone
+      if ((q.type == Type::f16 || q.through) && s.config > 1) continue;  // these are compiled for bf16 alone, and plain
       consider(s);
     }
   } else {
@@ -406,6 +422,10 @@ bool forces_raw(const char* text) {
   return false;
 }
 
+bool turned_is_better(const Query& turned, const Choice& turned_choice, const Choice& dw_choice) {
+  return turned_choice.raw_a && turned.a.mn_major() && turned_choice.microseconds < dw_choice.microseconds;
+}
+
 Together choose_together(
     const Query& dw, const Query& dx, int activation, bool bias, double apart, const char* forced) {
   const Forced wanted = parse(forced);
@@ -418,22 +438,43 @@ Together choose_together(
   if (works[0].tiles + works[1].tiles > 1 << 24) return best;
   const double grad = static_cast<double>(dx.M) * dx.K * bytes_of(dx.type);
   const double bytes = bytes_moved(dw) + bytes_moved(dx);
-  const double pass_apart = activation != 0 ? kLaunch + 3 * grad / kBandwidth : bias ? kLaunch + grad / kBandwidth : 0;
-  best.microseconds = wanted.kernel ? HUGE_VAL : apart + pass_apart;
+  const bool planes = dx.type == Type::f32 && dx.a_in_planes && dx.precision == Precision::highest;
+  const double moved = (activation != 0 ? 2 : 1) + (planes ? 1.5 : activation != 0 ? 1 : 0);  // times dY's bytes
+  const double pass_apart = activation != 0 || bias || planes ? kLaunch + moved * grad / kBandwidth : 0;
+  const double gaps = dx.type == Type::f32 ? 6 : 0;  // between launches: as much as 7 were measured
+  best.microseconds = wanted.kernel ? HUGE_VAL : apart + pass_apart + gaps;
   for (const bool pass : {false, true}) {  // act' as dY is read, or in a pass before
     if (pass && (activation == 0 || wanted.kernel)) continue;
     const double before = pass ? kLaunch + 3 * grad / kBandwidth : 0;
-    const SmallStep step = small_step(dx, pass ? 0 : activation);
+    const SmallCosts cost = small_costs(dx, pass ? 0 : activation);
     for (int cluster = 1; cluster <= 8; cluster *= 2) {
       if (wanted.config > 0 && cluster != wanted.config) continue;
       for (int which = 0; which < (cluster == 1 ? 1 : 3); ++which) {  // both shared, or one
         const int slices[2] = {which == 1 ? 1 : cluster, which == 2 ? 1 : cluster};
-        const double time = before + small_time(works, slices, 2, step, dx.processors, bytes);
+        const double time = before + small_time(works, slices, 2, cost, dx.processors, bytes);
         if (time >= best.microseconds) continue;
         best = {true, pass, slices[0], slices[1], time};
       }
     }
   }
+  return best;
+}
+
+ThroughChoice choose_through(const Query& product, int activation, bool sums, const char* forced) {
+  const Forced wanted = parse(forced);
+  ThroughChoice best;
+  if (activation == 0 || (wanted.kernel && *wanted.kernel != Kernel::wgmma) || wanted.spread > 0) return best;
+  Query q = product;
+  q.through = activation;
+  // a along K and b along its rows, as they lie, and results in whole 16 bytes
+  if (!q.a.k_major() || !q.b.mn_major() || q.N % 8 != 0) return best;
+  const Candidate c = by_tiles(q, Kernel::wgmma, wanted);
+  if (c.why_not || c.choice.pack_a || c.choice.pack_b) return best;
+  const double parts = static_cast<double>(divided_up(q.M, 128)) * 4 * q.N * 4;  // bytes
+  best.config = c.choice.config;
+  best.microseconds = c.choice.microseconds + (sums ? kLaunch + 1 + parts / kBandwidth : 0);
+  const double pass = kLaunch + 3.0 * q.M * q.N * bytes_of(q.type) / kBandwidth;
+  best.better = wanted.kernel || best.microseconds < choose(product, forced, nullptr).microseconds + pass;
   return best;
 }
 

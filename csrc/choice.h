@@ -43,6 +43,8 @@ struct Query {
   int processors;  // streaming multiprocessors
   bool hopper;     // this build has code for sm_90a
   bool a_in_planes = false;  // another product has bf16 planes of a made, and they are taken
+  bool b_in_planes = false;  // the same of b
+  int through = 0;           // the epilogue multiplies by act'(saved), which it reads, and sums y's columns: an activation
 };
 
 // A kernel with its configuration: the tile; of tiles beyond whole rounds of all processors, whether they are spread over
@@ -77,6 +79,9 @@ Choice choose(const Query& query, const char* forced, Trace* trace);
 // Whether `forced` names a tile shape of split6 that splits a in registers.
 bool forces_raw(const char* forced);
 
+// Whether float32's dW is better computed as X^T dY, turned: X is split in registers, and dY's planes are the other operand.
+bool turned_is_better(const Query& turned, const Choice& turned_choice, const Choice& dw_choice);
+
 // A backward pass's two products in one launch of `small`, with db and the activation's derivative.
 struct Together {
   bool better = false;
@@ -89,5 +94,16 @@ struct Together {
 // before. Forced to `small`, it is better wherever it can be.
 Together choose_together(
     const Query& dw, const Query& dx, int activation, bool bias, double apart, const char* forced);
+
+// A gradient's product whose epilogue multiplies by act'(saved) and sums the columns.
+struct ThroughChoice {
+  bool better = false;
+  int config = 0;  // wgmma's tile shape; its tiles are not spread
+  double microseconds = 0;
+};
+
+// `product` has no activation of its own; `saved` has rows that TMA can read. Better than the product and a pass over it;
+// forced to `wgmma`, wherever it can be.
+ThroughChoice choose_through(const Query& product, int activation, bool sums, const char* forced);
 
 }  // namespace zoo

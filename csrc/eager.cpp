@@ -5,6 +5,8 @@
 // optional. What it does not take, it leaves to Python by returning NotImplemented: tensor subclasses, modes, torch.func,
 // traces, forward mode, other devices, and casts that are not of a layer's float32 parameters.
 
+#include "eager_kernels.h"
+
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -434,6 +436,7 @@ PyCFunction function() {
 PyMethodDef methods[] = {
     {"linear", function<3, run_linear>(), METH_FASTCALL, "linear(input, weight, bias, activation); see _C_eager.pyi."},
     {"mlp", function<5, run_mlp>(), METH_FASTCALL, "mlp(input, weight1, bias1, weight2, bias2, activation); see _C_eager.pyi."},
+    {"implement", implement, METH_VARARGS, "implement(name, function); see _C_eager.pyi."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C_eager", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};

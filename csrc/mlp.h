@@ -5,6 +5,7 @@
 
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
 namespace zoo {
@@ -60,8 +61,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> mlp_cast(
   return {output, hidden, product, low[0], low[1]};
 }
 
+// grad weight2 act'(saved), and its column sums, empty where they are not asked for.
+struct HiddenGrad {
+  Tensor product, bias;
+};
+
 // dX, dW1, db1, dW2, db2; each empty where it is not asked for. `wide`: those of parameters in float32, of a 2-byte type.
-template <auto linear_backward>
+// `hidden_grad`, where a device has one, may make grad weight2 act'(saved) and db1 in one go, or nothing.
+template <auto linear_backward, auto hidden_grad = nullptr>
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> mlp_backward(
     const Tensor& grad, const std::optional<Tensor>& hidden, const std::optional<Tensor>& saved,
     const std::optional<Tensor>& input, const std::optional<Tensor>& weight1, const std::optional<Tensor>& weight2,
@@ -70,6 +77,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> mlp_backward(
   const MlpGradients asked{input_grad, weight1_grad, bias1_grad, weight2_grad, bias2_grad};
   check_mlp_backward(
       "zoo::mlp_backward", grad, hidden, saved, input, weight1, weight2, parse_activation(activation), asked);
+  if constexpr (!std::is_same_v<decltype(hidden_grad), std::nullptr_t>) {
+    std::optional<HiddenGrad> made;
+    if (asked.first() && saved) made = hidden_grad(grad, *weight2, *saved, activation, bias1_grad, wide);
+    if (made) {
+      auto [dx, dw1, no_db1] = linear_backward(
+          made->product, std::nullopt, input, weight1, "none", input_grad, weight1_grad, false, wide);
+      auto [no_dh, dw2, db2] = linear_backward(
+          grad, std::nullopt, hidden, std::nullopt, "none", false, weight2_grad, bias2_grad, wide);
+      return {dx, dw1, made->bias, dw2, db2};
+    }
+  }
   auto [through, dw2, db2] =
       linear_backward(grad, std::nullopt, hidden, weight2, "none", asked.first(), weight2_grad, bias2_grad, wide);
   if (!asked.first()) {

@@ -88,9 +88,42 @@ PyObject* choose_together(PyObject*, PyObject* args) {
   dx.a = {N, 1, true}, dx.b = {1, K, true};
   dw.a_in_planes = dx.a_in_planes = true;
   try {
-    const double apart = zoo::choose(dw, forced, nullptr).microseconds + zoo::choose(dx, forced, nullptr).microseconds;
+    zoo::Query turned = dw;
+    turned.M = K, turned.N = N, turned.a_in_planes = false, turned.b_in_planes = true;
+    turned.a = {1, K, true}, turned.b = {1, N, true};
+    const zoo::Choice dw_choice = zoo::choose(dw, forced, nullptr), turned_choice = zoo::choose(turned, forced, nullptr);
+    const bool turn = zoo::turned_is_better(turned, turned_choice, dw_choice);
+    const double apart = (turn ? turned_choice : dw_choice).microseconds + zoo::choose(dx, forced, nullptr).microseconds;
     const zoo::Together t = zoo::choose_together(dw, dx, act, bias != 0, apart, forced);
     return Py_BuildValue("(NNiid)", PyBool_FromLong(t.better), PyBool_FromLong(t.pass), t.dw_slices, t.dx_slices, t.microseconds);
+  } catch (const std::runtime_error& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    return nullptr;
+  }
+}
+
+PyObject* choose_through(PyObject*, PyObject* args) {
+  long long M, N, K;
+  int sums, capability, processors, hopper;
+  const char *type, *activation, *forced;
+  if (!PyArg_ParseTuple(
+          args, "LLLsspiipz", &M, &N, &K, &type, &activation, &sums, &capability, &processors, &hopper, &forced)) {
+    return nullptr;
+  }
+  zoo::Query q{};
+  const int which_type = index_of(type, kTypes, 4, "dtype"), act = index_of(activation, kActivations, 5, "activation");
+  if (which_type < 0 || act < 0) return nullptr;
+  if (M < 0 || N < 0 || K < 0 || processors < 1) {
+    PyErr_SetString(PyExc_ValueError, "zoo._C.choose_through: sizes must not be negative, and processors at least 1");
+    return nullptr;
+  }
+  q.batch = 1, q.M = M, q.N = N, q.K = K;
+  q.type = static_cast<zoo::Type>(which_type);
+  q.a = {K, 1, true}, q.b = {1, N, true};
+  q.capability = capability, q.processors = processors, q.hopper = hopper != 0;
+  try {
+    const zoo::ThroughChoice c = zoo::choose_through(q, act, sums != 0, forced);
+    return Py_BuildValue("(Nid)", PyBool_FromLong(c.better), c.config, c.microseconds);
   } catch (const std::runtime_error& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
     return nullptr;
@@ -100,6 +133,7 @@ PyObject* choose_together(PyObject*, PyObject* args) {
 PyMethodDef methods[] = {
     {"choose", choose, METH_VARARGS, "Which CUDA kernel computes a product; see _C.pyi and csrc/choice.h."},
     {"choose_together", choose_together, METH_VARARGS, "Whether a backward pass is one launch; see _C.pyi."},
+    {"choose_through", choose_through, METH_VARARGS, "Whether act' is in a product's epilogue; see _C.pyi."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};

@@ -65,3 +65,28 @@ def choose_together(
         RuntimeError: the forced kernel is unknown or cannot compute one of the two.
         ValueError: an unknown name, or a negative size.
     """
+
+def choose_through(
+    M: int,
+    N: int,
+    K: int,
+    dtype: str,
+    activation: str,
+    sums: bool,
+    capability: int,
+    processors: int,
+    hopper: bool,
+    forced: str | None,
+    /,
+) -> tuple[bool, int, float]:
+    """Whether act'(saved) is multiplied in the epilogue of a dense product (M, K) (K, N), as csrc/choice.h has it.
+
+    Arguments as those of ``choose``; ``sums`` is whether the result's columns are summed too.
+
+    Returns:
+        whether it is better than the product and a pass over it; the tile shape; the model's microseconds.
+
+    Raises:
+        RuntimeError: the forced kernel is unknown.
+        ValueError: an unknown name, or a negative size.
+    """

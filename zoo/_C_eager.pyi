@@ -1,6 +1,8 @@
 """Eager mode in C++ (csrc/eager.cpp). Each takes an operator's tensors and the name of its activation, or None."""
 
+from collections.abc import Callable
 from types import NotImplementedType
+from typing import Any
 
 from torch import Tensor
 
@@ -16,3 +18,5 @@ def mlp(
     activation: str | None,
     /,
 ) -> Tensor | NotImplementedType: ...
+def implement(name: str, function: Callable[..., Any], /) -> None:
+    """The kernel of an operator's Autograd key, once; ``function`` is called where a derivative is asked for."""

@@ -1,6 +1,7 @@
 // zoo's operators on CUDA: the arguments checked and laid out as strided products, which run on the current stream of
 // the tensors' own device.
 
+#include "hidden_grad.h"
 #include "products.h"
 
 #include "../mlp.h"
@@ -13,17 +14,6 @@
 
 namespace zoo::cuda {
 namespace {
-
-Act act_of(const std::string& name) {
-  switch (parse_activation(name)) {
-    case Activation::relu: return Act::relu;
-    case Activation::gelu: return Act::gelu;
-    case Activation::gelu_tanh: return Act::gelu_tanh;
-    case Activation::silu: return Act::silu;
-    case Activation::none: break;
-  }
-  return Act::none;
-}
 
 // An empty tensor's pointer is null, and no kernel reads it.
 Matrix matrix(const Tensor& t) {
@@ -240,7 +230,7 @@ STABLE_TORCH_LIBRARY_IMPL(zoo, CUDA, m) {
   m.impl("mlp_cast", TORCH_BOX((&zoo::mlp_cast<&zoo::cuda::lowered, &zoo::cuda::linear, &zoo::cuda::linear_activation>)));
   m.impl("linear_backward", TORCH_BOX(&zoo::cuda::linear_backward));
   m.impl("mlp", TORCH_BOX((&zoo::mlp<&zoo::cuda::linear, &zoo::cuda::linear_activation>)));
-  m.impl("mlp_backward", TORCH_BOX(&zoo::mlp_backward<&zoo::cuda::linear_backward>));
+  m.impl("mlp_backward", TORCH_BOX((&zoo::mlp_backward<&zoo::cuda::linear_backward, &zoo::cuda::hidden_grad>)));
   m.impl("matmul", TORCH_BOX(&zoo::cuda::matmul));
 }
 

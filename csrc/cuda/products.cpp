@@ -42,14 +42,6 @@ Precision float32_precision() {
 #endif
 }
 
-bool aligned(const void* p) {
-  return reinterpret_cast<uintptr_t>(p) % 16 == 0;
-}
-
-Tensor bytes(const Tensor& like, int64_t count) {
-  return empty(like, Sizes{count}, aoti_torch_dtype_uint8());
-}
-
 int64_t element_bytes(Type type) {
   return type == Type::f64 ? 8 : type == Type::f32 ? 4 : 2;
 }
@@ -206,6 +198,8 @@ void run_mma(
   mma_product(p, type, launch.stream);
 }
 
+}  // namespace
+
 Query query_of(const Product& p, Type type, const Launch& launch) {
   const Chip chip = chip_of(launch.device);
   Query q{};
@@ -226,6 +220,8 @@ Query query_of(const Product& p, Type type, const Launch& launch) {
   if (type == Type::f32) q.precision = float32_precision();
   return q;
 }
+
+namespace {
 
 Choice choice_of(const Query& q) {
   return choose(q, std::getenv("ZOO_LINEAR_KERNEL"), nullptr);
@@ -257,6 +253,25 @@ bool by_planes(const Choice& c) {
 }
 
 }  // namespace
+
+Act act_of(const std::string& name) {
+  switch (parse_activation(name)) {
+    case Activation::relu: return Act::relu;
+    case Activation::gelu: return Act::gelu;
+    case Activation::gelu_tanh: return Act::gelu_tanh;
+    case Activation::silu: return Act::silu;
+    case Activation::none: break;
+  }
+  return Act::none;
+}
+
+bool aligned(const void* p) {
+  return reinterpret_cast<uintptr_t>(p) % 16 == 0;
+}
+
+Tensor bytes(const Tensor& like, int64_t count) {
+  return empty(like, Sizes{count}, aoti_torch_dtype_uint8());
+}
 
 Type type_of(const Tensor& t) {
   switch (t.scalar_type()) {
@@ -357,10 +372,20 @@ bool run_backward(const Backward& b, const Tensor& like, const Launch& launch) {
   const Choice dx_choice = b.input_grad ? choice_of(dx_query) : Choice{};
   const Choice dw_choice = b.weight_grad ? choice_of(dw_query) : Choice{};
   const bool f32 = type == Type::f32, whole = whole_rows(b);
+  Product turned{};
+  turned.batch = 1, turned.M = b.K, turned.N = b.N, turned.K = b.M;
+  turned.a = {b.input.data, 0, b.input.col_stride, b.input.row_stride};
+  turned.b = {b.grad.data, 0, ld, b.grad.col_stride};
+  turned.y = b.weight_grad;
+  const bool may_turn = f32 && whole && b.weight_grad;
+  Query turned_query = may_turn ? query_of(turned, type, launch) : Query{};
+  turned_query.b_in_planes = true;
+  const Choice turned_choice = may_turn ? choice_of(turned_query) : Choice{};
+  const bool turn = may_turn && turned_is_better(turned_query, turned_choice, dw_choice);
   if (b.input_grad && b.weight_grad) {
     const Together t = choose_together(
         dw_query, dx_query, static_cast<int>(b.act), b.bias_grad != nullptr,
-        dw_choice.microseconds + dx_choice.microseconds, std::getenv("ZOO_LINEAR_KERNEL"));
+        (turn ? turned_choice : dw_choice).microseconds + dx_choice.microseconds, std::getenv("ZOO_LINEAR_KERNEL"));
     if (t.better && (!t.pass || whole)) {
       run_together(b, dw, dx, t, type, like, launch);
       return true;
@@ -368,16 +393,6 @@ bool run_backward(const Backward& b, const Tensor& like, const Launch& launch) {
   }
   if (!whole) return false;
   const auto takes_planes = [](const Choice& c) { return by_planes(c) && !c.pack_a && !c.raw_a; };
-  // dW turned: x is split in registers, and dY's planes are the other operand
-  Product turned{};
-  turned.batch = 1, turned.M = b.K, turned.N = b.N, turned.K = b.M;
-  turned.a = {b.input.data, 0, b.input.col_stride, b.input.row_stride};
-  turned.b = {b.grad.data, 0, ld, b.grad.col_stride};
-  turned.y = b.weight_grad;
-  const bool may_turn = f32 && b.weight_grad;
-  const Query turned_query = may_turn ? query_of(turned, type, launch) : Query{};
-  const Choice turned_choice = may_turn ? choice_of(turned_query) : Choice{};
-  const bool turn = turned_choice.raw_a && turned_query.a.mn_major() && turned_choice.microseconds < dw_choice.microseconds;
   const bool products = b.input_grad || b.weight_grad, changed = b.act != Act::none;
   const bool in_planes = f32 && products && (!b.input_grad || takes_planes(dx_choice)) &&
                          (!b.weight_grad || turn || takes_planes(dw_choice));

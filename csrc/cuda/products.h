@@ -4,6 +4,8 @@
 #include "../checks.h"
 #include "kernels.h"
 
+#include <string>
+
 namespace zoo::cuda {
 
 // Makes the tensor's device current and knows its current stream.
@@ -17,6 +19,12 @@ struct Launch {
 };
 
 Type type_of(const Tensor& t);
+Act act_of(const std::string& activation);
+bool aligned(const void* p);                       // to 16 bytes
+Tensor bytes(const Tensor& like, int64_t count);  // memory on its device
+
+// `product` as the choice of kernel sees it.
+Query query_of(const Product& product, Type type, const Launch& launch);
 
 // `product` as it would be for the tiled kernel; `like` gives dtype and device of what is needed on the way.
 void run_product(const Product& product, const Tensor& like, const Launch& launch);

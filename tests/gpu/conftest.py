@@ -9,6 +9,7 @@ import os
 import pytest
 import torch
 
+from support.gpu_kernels import NEEDS_HOPPER
 from support.gpu_memory import memory_in_turn
 from zoo.machine import free_bytes
 from zoo.ops import _library
@@ -69,6 +70,16 @@ def place(item, order):
 def _exact(exact_float32):
     yield
     torch.cuda.synchronize()  # an illegal access is reported here, and not by the next test
+
+
+@pytest.fixture
+def force(monkeypatch):
+    def force(kernel):
+        if kernel.startswith(NEEDS_HOPPER) and torch.cuda.get_device_capability() != (9, 0):
+            pytest.skip("needs compute capability 9.0")
+        monkeypatch.setenv("ZOO_LINEAR_KERNEL", kernel)
+
+    return force
 
 
 @pytest.fixture

@@ -29,6 +29,18 @@ def hopper():
     del os.environ["ZOO_LINEAR_KERNEL"]
 
 
+def through():
+    """act' in a product's epilogue: pieces that wait for a buffer, tiles that are cut off, more tiles than blocks."""
+    for dtype in (torch.float16, torch.bfloat16):
+        for kernel in ("wgmma:0:0", "wgmma:1:0"):
+            os.environ["ZOO_LINEAR_KERNEL"] = kernel
+            for m, n, h in ((1, 8, 8), (200, 72, 328), (1300, 40, 1928)):
+                g, z, w1, w2 = (torch.randn(*s).to("cuda", dtype) for s in ((m, n), (m, h), (h, 40), (n, h)))
+                x = torch.randn(m, 40).to("cuda", dtype)
+                torch.ops.zoo.mlp_backward(g, z, z, x, w1, w2, "gelu", True, True, True, True, True, m > 1)
+    del os.environ["ZOO_LINEAR_KERNEL"]
+
+
 def raw():
     """A split in registers: each product on tiles that are cut off, dW turned, an infinity that is computed again."""
     for kernel in ("split6:8:0", "split6:9:1", "split6:10:1", "split6:11:0"):
@@ -74,6 +86,7 @@ def main():
     few_rows()
     if torch.cuda.get_device_capability() == (9, 0):
         hopper()
+        through()
         raw()
     torch.cuda.synchronize()
     print("done")

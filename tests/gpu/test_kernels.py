@@ -1,7 +1,4 @@
-"""Each CUDA kernel, forced, against float64: shapes, layouts, types, activations, what is not finite, repeated runs.
-
-Errors are relative in the Frobenius norm; the elements are held to a multiple of it, so that one wrong tile shows.
-"""
+"""Each CUDA kernel, forced, against float64: shapes, layouts, types, activations, what is not finite, repeated runs."""
 
 import math
 
@@ -9,18 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from support.gpu_kernels import ACTIVATIONS, CUDA, LIMITS, NEEDS_HOPPER, check, exact_gradient, normal
 from zoo import ops
 from zoo.ops import _library
 
-CUDA = torch.device("cuda")
-ACTIVATIONS = {
-    "none": lambda t: t,
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda t: F.gelu(t, approximate="tanh"),
-    "silu": F.silu,
-}
-LIMITS = {torch.float64: 1e-14, torch.float32: 2.5e-7, torch.float16: 6e-4, torch.bfloat16: 4e-3}
 BF16 = [f"wgmma:{config}:{spread}" for config in (0, 1, 2, 4, 5) for spread in (0, 1)]
 F16 = [f"wgmma:{config}:{spread}" for config in (0, 1) for spread in (0, 1)]
 SPLIT = [f"split6:{config}:{spread}" for config in (0, 1, 3, 6) for spread in (0, 1)]
@@ -41,33 +30,6 @@ SHAPES = [
     (64, 256, 10),
     (1, 72, 8),
 ]
-NEEDS_HOPPER = ("wgmma", "small", "split3", "split6")
-
-
-@pytest.fixture
-def force(monkeypatch):
-    def force(kernel):
-        if kernel.startswith(NEEDS_HOPPER) and torch.cuda.get_device_capability() != (9, 0):
-            pytest.skip("needs compute capability 9.0")
-        monkeypatch.setenv("ZOO_LINEAR_KERNEL", kernel)
-
-    return force
-
-
-def normal(*sizes, dtype=torch.float32, scale=1.0):
-    return (torch.randn(*sizes, device=CUDA) * scale).to(dtype)
-
-
-def check(got, want, limit, what):
-    """`got` beside `want`, its float64 value."""
-    assert got.shape == want.shape, what
-    difference = (got.double() - want).abs()
-    norm = want.norm()
-    error = float(difference.norm() / norm)
-    assert error <= limit, f"{what}: error {error:.2g} over {limit:.2g}"
-    typical = norm / math.sqrt(want.numel())
-    worst = float((difference / torch.maximum(want.abs(), typical)).max())
-    assert worst <= 40 * limit, f"{what}: one element is off by {worst:.2g}"
 
 
 @pytest.mark.parametrize(("kernel", "dtype"), FORCED, ids=str)
@@ -249,17 +211,6 @@ def test_gemv_is_as_accurate_as_float32(force, make):
         mine, theirs = (float((y.double() - exact).norm() / exact.norm()) for y in (ops.linear(x, w), F.linear(x, w)))
         print(f"{make.__name__} {(m, k, n)}: zoo {mine:.3g}, torch {theirs:.3g}")
         assert mine <= max(theirs, 1.5e-7)
-
-
-def exact_gradient(g, saved, activation):
-    """dY' in float64, rounded to the type that both products read it in, and as it is."""
-    exact = g.double()
-    if activation == "relu":
-        exact = exact * (saved > 0)
-    elif activation != "none":
-        leaf = saved.double().detach().clone().requires_grad_()
-        (exact,) = torch.autograd.grad(ACTIVATIONS[activation](leaf), leaf, exact)
-    return exact.to(g.dtype).double(), exact
 
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)

@@ -141,7 +141,7 @@ def test_a_batch_of_cotangents(device, activation):
 @pytest.mark.parametrize("activation", ["none", "gelu", "relu"])
 def test_a_compiled_graph_holds_one_operator_for_all_gradients(monkeypatch, activation):
     if not torch.cuda.is_available():  # on a CPU the graph holds the operators one by one; the rule is the same
-        monkeypatch.setattr(_linear, "_in_graph", lambda grad: torch.compiler.is_compiling())
+        monkeypatch.setattr(_linear, "_in_graph", lambda grad: _linear.is_compiled())
     device = "cuda" if torch.cuda.is_available() else "cpu"
     graphs = []
 
@@ -163,3 +163,50 @@ def test_a_compiled_graph_holds_one_operator_for_all_gradients(monkeypatch, acti
     assert graphs[1] == ["zoo.linear_backward.default"]
     for mine, wanted in zip(got, want, strict=True):
         torch.testing.assert_close(mine, wanted)
+
+
+@pytest.mark.parametrize("rows", [7, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+def test_a_compiled_graph_adds_up_many_rows_of_two_bytes_by_itself(monkeypatch, kind, dtype, rows):
+    """A sum of torch's can be taken where the gradient is computed; the operator would read it once more."""
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(_linear, "_in_graph", lambda grad: _linear.is_compiled())
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    found = []
+
+    def compiler(graph, inputs):
+        found.append([n for n in graph.graph.nodes if n.op == "call_function"])
+        return make_boxed_func(graph.forward)
+
+    shapes = ((rows, 8), (16, 8), (16,)) if kind == "linear" else ((rows, 8), (16, 8), (16,), (8, 16), (8,))
+    tensors = [torch.randn(*s, device=device, dtype=dtype, requires_grad=True) for s in shapes]
+    weight = torch.randn(rows, shapes[-1][0], device=device, dtype=dtype)
+    call = ops.linear if kind == "linear" else partial(ops.mlp, activation="gelu")
+
+    def gradients(call):
+        return torch.autograd.grad((call(*tensors) * weight).sum(), tensors)
+
+    backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler)
+    want = gradients(call)
+    got = gradients(torch.compile(call, backend=backend, fullgraph=True, dynamic=False))
+    apart = dtype is torch.bfloat16 and rows == 300
+    [backward] = [n for n in found[1] if n.target is getattr(torch.ops.zoo, f"{kind}_backward").default]
+    asked = backward.args[5:8] if kind == "linear" else backward.args[7:12]
+    assert asked[-1] is not apart and all(asked[:-1])
+    assert any(n.target is torch.ops.aten.sum.dim_IntList for n in found[1]) == apart
+    for mine, wanted in zip(got, want, strict=True):
+        torch.testing.assert_close(mine, wanted)
+
+
+def test_rows_that_are_not_known_are_taken_for_many(monkeypatch):
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(_linear, "_in_graph", lambda grad: _linear.is_compiled())
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    x, w, b = (
+        torch.randn(*s, device=device, dtype=torch.bfloat16, requires_grad=True) for s in ((9, 8), (16, 8), (16,))
+    )
+    compiled = torch.compile(ops.linear, backend="aot_eager", fullgraph=True)
+    torch._dynamo.mark_dynamic(x, 0, min=2, max=4096)  # a guard on 256 would break this promise
+    got = torch.autograd.grad(compiled(x, w, b).sum(), (x, w, b))
+    torch.testing.assert_close(got, torch.autograd.grad(ops.linear(x, w, b).sum(), (x, w, b)))

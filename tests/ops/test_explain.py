@@ -120,6 +120,41 @@ def test_forcing_one_launch_for_both_gradients():
         together(-1, 2048, 1000)
 
 
+def through(m, n, k, dtype="bfloat16", activation="gelu", sums=True, gpu=H200, hopper=True, forced=None):
+    return core.choose_through(m, n, k, dtype, activation, sums, *gpu, hopper, forced)
+
+
+def test_a_large_gradients_activation_is_in_the_epilogue_of_its_product():
+    large = [(12608, 3072, 768), (12544, 3072, 768), (200704, 384, 96), (50176, 768, 192), (12544, 1536, 384)]
+    for shape, dtype, activation in itertools.product(
+        large, ("bfloat16", "float16"), ("relu", "gelu", "gelu_tanh", "silu")
+    ):
+        better, tile, microseconds = through(*shape, dtype, activation)
+        assert better and tile in (0, 1) and microseconds > through(*shape, dtype, activation, sums=False)[2] > 0
+    assert not through(64, 3072, 768)[0], "few tiles, each of which takes as long as many"
+
+
+def test_a_gradient_whose_activation_takes_a_pass():
+    shape = (12608, 3072, 768)
+    assert not any(through(*shape, dtype)[0] for dtype in ("float32", "float64"))
+    assert not through(*shape, activation="none")[0] and not through(*shape, hopper=False)[0]
+    assert not through(*shape, gpu=A100)[0] and not through(0, 3072, 768)[0]
+    assert not through(12608, 3076, 768)[0] and not through(12608, 3072, 764)[0], "rows of no whole 16 bytes"
+
+
+def test_forcing_the_activation_into_the_epilogue():
+    assert through(64, 3072, 768, forced="wgmma")[0] and through(1, 8, 8, forced="wgmma")[0]
+    assert [through(12608, 3072, 768, forced=f"wgmma:{tile}:0")[:2] for tile in (0, 1)] == [(True, 0), (True, 1)]
+    for forced in ("wgmma:2", "wgmma:0:1", "small", "cublas", "mma"):
+        assert not through(12608, 3072, 768, forced=forced)[0]
+    with pytest.raises(RuntimeError, match="ZOO_LINEAR_KERNEL is 'wgmma:'"):
+        through(12608, 3072, 768, forced="wgmma:")
+    with pytest.raises(ValueError, match="unknown activation 'tanh'"):
+        through(12608, 3072, 768, activation="tanh")
+    with pytest.raises(ValueError, match="must not be negative"):
+        through(-1, 3072, 768)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_other_chips_and_float64_use_cublas(dtype):
     assert choice(VIT["fc1"], dtype, "gelu", gpu=A100).kernel == "cublas"
@@ -172,7 +207,7 @@ def test_thin_float32_products_split_a_in_registers():
     # what TMA does not read as it lies is split by a pass before: not aligned, rows of no whole 16 bytes, along M
     for a in ((768, 1, False), (770, 1, True), (0, 1, True), (1, 50176, True), (2, 768, True)):
         kernel, words = configuration(a=a)
-        assert kernel == "split6" and "registers" not in words, a
+        assert kernel == ("small" if a == (1, 50176, True) else "split6") and "registers" not in words, a
     assert "registers" not in configuration(precision="high", forced="split3")[1]
 
 
@@ -234,3 +269,11 @@ def test_choose_refuses_what_it_does_not_know():
             query(**{name: word})
     with pytest.raises(ValueError, match="negative"):
         query(M=-1)
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(200704, 384, 96), (200704, 96, 288), (200704, 96, 384), (49152, 196, 384)])
+def test_weight_gradients_of_many_rows_in_tf32_are_left_to_torch(m, k, n):
+    """Few tiles, but cuBLAS shares their long K: 66 to 135 us on an H200; by planes 2 to 3 times as much."""
+    gradient = {"M": n, "N": k, "K": m, "a": (1, n, True), "b": (1, k, True)}
+    assert query(**gradient, precision="high")[0] == "cublas"
+    assert query(**gradient)[0] == "split6"

@@ -20,6 +20,7 @@ __all__ = [
     "build_info",
     "eager_linear",
     "eager_mlp",
+    "implement",
     "library_path",
     "operators",
 ]
@@ -111,7 +112,7 @@ def _left_to_python(*args: Any) -> Any:
 
 def _load_eager() -> str | None:
     """Load ``zoo._C_eager``. Returns why it is not, or None if it is."""
-    global eager_linear, eager_mlp
+    global eager_linear, eager_mlp, implement
     if os.environ.get("ZOO_EAGER") == "0":
         return "ZOO_EAGER=0 leaves it out"
     found, built = importlib.util.find_spec("zoo._C_eager"), build_info()
@@ -121,7 +122,7 @@ def _load_eager() -> str | None:
     if built["torch"] != torch.__version__:
         return f"it was built with torch {built['torch']}, and this is {torch.__version__}; rebuild zoo with this torch"
     library = importlib.import_module("zoo._C_eager")
-    eager_linear, eager_mlp = library.linear, library.mlp
+    eager_linear, eager_mlp, implement = library.linear, library.mlp, library.implement
     return None
 
 
@@ -129,4 +130,14 @@ eager_linear: Any = _left_to_python
 """``linear`` as eager mode calls it, with its autograd in C++; NotImplemented for what Python has to do
 (csrc/eager.cpp)."""
 eager_mlp: Any = _left_to_python
+_autograd = torch.library.Library("zoo", "IMPL")
+
+
+def _implement(name: str, function: Any) -> None:
+    _autograd.impl(name, function, "Autograd")
+
+
+implement: Any = _implement
+"""``implement(name, function)`` registers the kernel of an operator's Autograd key. ``function`` takes the derivatives;
+in C++ (csrc/eager_kernels.cpp) it is called only where one is asked for."""
 EAGER_MISSING = _load_eager()

@@ -23,13 +23,14 @@ from torch._C import _AutoDispatchBelowAutograd
 
 from zoo.ops._activation import ActivationGrad, activation_grad
 from zoo.ops._fake import needs_preactivation
+from zoo.ops._library import implement
 from zoo.ops._library import operators as _ops
 from zoo.ops._routing import (
     Rule,
     Saved,
     apply,
     has_tangent,
-    implement,
+    is_compiled,
     is_final,
     is_plain,
     not_differentiable,
@@ -43,6 +44,8 @@ __all__ = [
     "linear_input_grad",
     "linear_tangent",
     "linear_weight_grad",
+    "summed",
+    "sums_apart",
 ]
 
 
@@ -116,14 +119,35 @@ def _fused_gradients(
     activation: str,
 ) -> tuple[Any, Any, Any]:
     """On CUDA: the activation's derivative and the bias's gradient in one pass, or everything in one launch."""
-    needs = ctx.needs_input_grad[:3]
-    made = operator(grad, saved, input, weight, activation, *needs, getattr(ctx, "wide", False))
+    needs, wide = ctx.needs_input_grad[:3], getattr(ctx, "wide", False)
+    apart = needs[2] and activation == "none" and sums_apart(grad)
+    made = operator(grad, saved, input, weight, activation, *needs[:2], needs[2] and not apart, wide)
+    if apart:
+        made = *made[:2], summed(grad, wide)
     return tuple(t if need else None for t, need in zip(made, needs, strict=True))  # type: ignore[return-value]
 
 
 def _in_graph(grad: Tensor) -> bool:
     """Whether a graph that is compiled shall hold the fused operator."""
-    return grad.is_cuda and torch.compiler.is_compiling() and is_final()
+    return grad.is_cuda and is_compiled() and is_final()
+
+
+_ONE_LAUNCH = 256  # up to so many rows a backward pass may be one launch (csrc/choice.cpp, choose_together)
+
+
+def sums_apart(grad: Tensor) -> bool:
+    """Whether a graph that is compiled takes a bias's gradient as torch's sum: the compiler adds it up where it makes
+    ``grad``, and the operator would read ``grad`` once more for it. float32's is read anyway, to be split."""
+    if grad.dtype not in (torch.float16, torch.bfloat16) or not is_compiled():
+        return False
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # sympy, half a second of import
+
+    return not statically_known_true(math.prod(grad.shape[:-1]) <= _ONE_LAUNCH)
+
+
+def summed(grad: Tensor, wide: bool) -> Tensor:
+    """A bias's gradient as a sum of torch's, float32 if ``wide``."""
+    return grad.reshape(-1, grad.shape[-1]).sum(0, dtype=torch.float32 if wide else None)
 
 
 def linear_tangent(inputs: tuple[Any, ...], tangents: tuple[Any, ...]) -> Tensor:
@@ -394,5 +418,5 @@ def _composed_backward(
     )
 
 
-implement("linear_backward", _composed_backward, "Autograd")
+implement("linear_backward", _composed_backward)
 not_differentiable("linear_cast", "linear")

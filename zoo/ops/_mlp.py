@@ -18,6 +18,7 @@ from torch._C import _AutoDispatchBelowAutograd
 
 from zoo.ops._activation import activation_grad
 from zoo.ops._fake import needs_preactivation
+from zoo.ops._library import implement
 from zoo.ops._library import operators as _ops
 from zoo.ops._linear import (
     Linear,
@@ -27,8 +28,10 @@ from zoo.ops._linear import (
     linear_input_grad,
     linear_tangent,
     linear_weight_grad,
+    summed,
+    sums_apart,
 )
-from zoo.ops._routing import Rule, Saved, has_tangent, implement, is_final, not_differentiable, register
+from zoo.ops._routing import Rule, Saved, has_tangent, is_compiled, is_final, not_differentiable, register
 
 __all__ = ["Mlp"]
 
@@ -81,12 +84,17 @@ class Mlp(Rule):
         saved = hidden if product is None else product
         needs = ctx.needs_input_grad[:5]
         if hidden_grad is None and product_grad is None and grad is not None and is_final():
-            args = (grad, hidden, saved, input, weight1, weight2, ctx.activation, *needs, getattr(ctx, "wide", False))
-            if torch.compiler.is_compiling():  # the graph shall hold the operator
+            wide = getattr(ctx, "wide", False)
+            apart = needs[4] and sums_apart(grad)
+            asked = *needs[:4], needs[4] and not apart
+            args = (grad, hidden, saved, input, weight1, weight2, ctx.activation, *asked, wide)
+            if is_compiled():  # the graph shall hold the operator
                 made = _ops.mlp_backward.default(*args)
             else:
                 with _AutoDispatchBelowAutograd():
                     made = _backward(*args)
+            if apart:
+                made = *made[:4], summed(grad, wide)
             return *(t if need else None for t, need in zip(made, needs, strict=True)), None, None
         # the hidden layer and the product before it are outputs too: they carry what a second derivative sends back
         if not needs_preactivation(ctx.activation):
@@ -195,5 +203,5 @@ def _composed_backward(
     return tuple(grad.new_empty(0) if t is None else t.to(dtype) if i else t for i, t in enumerate(made))
 
 
-implement("mlp_backward", _composed_backward, "Autograd")
+implement("mlp_backward", _composed_backward)
 not_differentiable("mlp_cast", "mlp")

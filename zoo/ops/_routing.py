@@ -20,8 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, is_grad_enabled
 from torch._C import _are_functorch_transforms_active, _AutoDispatchBelowAutograd, _get_tracing_state
+from torch._guards import TracingContext
 from torch.autograd import Function, forward_ad
 from torch.nn import Parameter
+
+from zoo.ops._library import implement
 
 __all__ = [
     "Rule",
@@ -29,7 +32,7 @@ __all__ = [
     "apply",
     "apply_cast",
     "has_tangent",
-    "implement",
+    "is_compiled",
     "is_final",
     "is_plain",
     "not_differentiable",
@@ -84,8 +87,6 @@ class Rule:
 
 
 _library = torch.library.Library("zoo", "IMPL")
-implement = _library.impl
-"""Register a kernel in Python: ``implement(name, function, dispatch_key)``."""
 
 
 def register(rule: type[Rule]) -> type[Rule]:
@@ -140,7 +141,7 @@ def register(rule: type[Rule]) -> type[Rule]:
             )
         return _eager(rule, args)
 
-    _library.impl(name, autograd_kernel, "Autograd")
+    implement(name, autograd_kernel)
     torch.library.register_vmap(op, rule.vmap, lib=_library)
     return rule
 
@@ -188,7 +189,12 @@ def _casting(rule: type[Rule], name: str) -> type[Function]:
 
 def is_plain() -> bool:
     """No derivative is recorded and nothing traces or transforms: ``rule.run`` below autograd is all there is to do."""
-    return not torch.compiler.is_compiling() and is_final()
+    return not is_compiled() and is_final()
+
+
+def is_compiled() -> bool:
+    """Whether a graph is made of what is called now. torch 2.11 is not "compiling" while it traces a backward pass."""
+    return torch.compiler.is_compiling() or TracingContext.try_get() is not None
 
 
 def is_final() -> bool:
@@ -265,7 +271,7 @@ def not_differentiable(name: str, instead: str) -> None:
         with _AutoDispatchBelowAutograd():
             return run(*args)
 
-    implement(name, kernel, "Autograd")
+    implement(name, kernel)
 
 
 def has_tangent(args: tuple[Any, ...]) -> bool:

@@ -71,6 +71,18 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
 }
 
 template <typename T>
+__device__ __forceinline__ void unpack(uint32_t packed, float& low, float& high) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    low = __uint_as_float(packed << 16);
+    high = __uint_as_float(packed & 0xffff0000u);
+  } else {
+    const float2 both = __half22float2(*reinterpret_cast<const __half2*>(&packed));
+    low = both.x;
+    high = both.y;
+  }
+}
+
+template <typename T>
 __device__ __forceinline__ float widen(T x) {
   if constexpr (std::is_same_v<T, float>) return x;
   else if constexpr (std::is_same_v<T, __nv_bfloat16>) return __bfloat162float(x);
@@ -122,13 +134,13 @@ __device__ __forceinline__ void add_bias(float (&v)[n], uint32_t bias) {
   }
 }
 
-// Into 16 rows of 128 bytes, or a half of them, swizzled as TMA expects.
+// Into 16 rows of 128 bytes, or the part of them that is 2 n columns wide, swizzled as TMA expects.
 template <typename T, int n>
-__device__ __forceinline__ void to_shared(uint32_t buffer, const float (&v)[n], uint32_t half) {
+__device__ __forceinline__ void to_shared(uint32_t buffer, const float (&v)[n], uint32_t part) {
   const uint32_t lane = threadIdx.x % 32, row = lane % 16;
 #pragma unroll
   for (int j = 0; j < n / 4; j += 2) {
-    const uint32_t chunk = (4 * half + j + lane / 16) ^ (row % 8);
+    const uint32_t chunk = (n / 4 * part + j + lane / 16) ^ (row % 8);
     ptx::stmatrix(buffer + row * 128 + chunk * 16, pack<T>(v[4 * j], v[4 * j + 1]), pack<T>(v[4 * j + 2], v[4 * j + 3]),
                   pack<T>(v[4 * j + 4], v[4 * j + 5]), pack<T>(v[4 * j + 6], v[4 * j + 7]));
   }

@@ -12,6 +12,8 @@
 //
 // Tiles that do not fill a whole round of all blocks can be spread: their blocks of K are dealt out evenly, and who ends
 // a tile last adds the pieces up.
+//
+// With `through` the epilogue is a gradient's: y = (A B) act'(saved), and the sums of y's columns (through.cuh).
 #pragma once
 
 #include "epilogue.cuh"
@@ -41,7 +43,7 @@ struct Source {
 };
 
 struct Args {
-  CUtensorMap a, b, y, z;
+  CUtensorMap a, b, y, z;  // through: z is read, and is `saved`
   const void* bias;
   void* y_data;
   void* z_data;
@@ -55,10 +57,11 @@ struct Args {
   Source a_source, b_source;
   bool staged;  // y and z through shared memory and TMA
   bool turned;  // y is (N, M)
+  float* sums;  // through: (4 m_tiles, N), of the rows that a warp has in a tile; or null
 };
 
 template <typename T_, int planes_, int m_, int n_, int k_, bool a_mn_, bool b_mn_, int workers_, bool alone_,
-          int stages_, int promote_ = 32, bool raw_ = false>
+          int stages_, int promote_ = 32, bool raw_ = false, bool through_ = false>
 struct Config {
   using T = T_;
   using Out = std::conditional_t<planes_ == 1, T, float>;
@@ -66,6 +69,7 @@ struct Config {
   static constexpr bool a_mn = a_mn_, b_mn = b_mn_, alone = alone_;
   static constexpr int promote = promote_;
   static constexpr bool raw = raw_;    // A is float32, not its planes
+  static constexpr bool through = through_;
   static constexpr int worker_m = alone ? m : m / workers;
   static constexpr int strips = worker_m / 64;  // of 64 rows, a worker
   static constexpr int threads = 128 * (1 + workers);
@@ -79,6 +83,9 @@ struct Config {
   static constexpr int staging_bytes = workers * 4 * warp_staging;
   static constexpr int bias_bytes = workers * n * sizeof(Out);
   static constexpr int shared_bytes = 1024 + stages * stage_bytes + staging_bytes + bias_bytes + 384;
+  static constexpr int arrived_at = 16 * stages + 16;  // through: the barriers of the staging buffers, behind those of the ring
+  static_assert(!through || (planes == 1 && alone && buffers == 4 && n % 64 == 0 &&
+                             arrived_at + 8 * workers * 4 * buffers <= 384));
   static_assert(!raw || (planes == 3 && k == kRawDepth && promote == k && !alone));
   static_assert(worker_m % 64 == 0 && n % 32 == 0 && k % 16 == 0 && stages <= 14);
   static_assert(shared_bytes <= 227 * 1024, "a block has 227 KiB");
@@ -159,11 +166,14 @@ struct Walk {
       at += tile.blocks;
       begun = true;
     }
+    locate(t, tile);
+    return true;
+  }
+  __device__ void locate(int t, Tile& tile) const {
     const int first_row = t / (args.group * args.n_tiles) * args.group;
     const int rows = min(args.group, args.m_tiles - first_row), in_group = t % (args.group * args.n_tiles);
     tile.m = first_row + in_group % rows;
     tile.n = in_group / rows;
-    return true;
   }
 };
 
@@ -652,6 +662,9 @@ struct Kernel {
 };
 
 template <class C>
+struct Through;
+
+template <class C>
 __global__ void __launch_bounds__(C::threads, 1) gemm_kernel(const __grid_constant__ Args args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // nothing for other chips; the choice of kernel keeps it from them
   extern __shared__ uint8_t shared[];
@@ -668,6 +681,9 @@ __global__ void __launch_bounds__(C::threads, 1) gemm_kernel(const __grid_consta
       ptx::barrier_init(kernel.full + 8 * s, 1);
       ptx::barrier_init(kernel.empty + 8 * s, (C::alone ? 1 : C::workers) * 4);
     }
+    if constexpr (C::through) {
+      for (int i = 0; i < C::workers * 4 * C::buffers; ++i) ptx::barrier_init(barriers + C::arrived_at + 8 * i, 1);
+    }
     ptx::barrier_init_fence();
   }
   __syncthreads();
@@ -678,7 +694,8 @@ __global__ void __launch_bounds__(C::threads, 1) gemm_kernel(const __grid_consta
     if (threadIdx.x == 0) kernel.produce();
   } else {
     ptx::more_registers<C::worker_registers>();
-    kernel.consume(group - 1);
+    if constexpr (C::through) Through<C>(kernel, group - 1, barriers + C::arrived_at).consume();
+    else kernel.consume(group - 1);
   }
 #endif
 }

@@ -84,7 +84,7 @@ void launch(const Problem& p, cudaStream_t stream) {
   if (args.whole > 0 && int64_t(tiles - args.whole) * args.k_blocks < p.processors) args.whole = tiles;
   const int64_t spread = int64_t(tiles - args.whole) * args.k_blocks;
   args.group = 8;
-  args.act = static_cast<int>(p.act);
+  args.act = static_cast<int>(C::through ? p.through : p.act);
   args.K = p.K;
   auto source = [](const Operand& x) {
     return Source{x.source, x.source_row, x.source_k, x.flags, x.flag_count, x.saved, static_cast<int>(x.act)};
@@ -101,8 +101,11 @@ void launch(const Problem& p, cudaStream_t stream) {
     constexpr Type out = C::raw ? Type::f32 : type;
     constexpr int columns = C::raw ? 32 : 64;  // 128 bytes
     encode(&args.y, 2, out, p.y, p.N, p.M, 1, p.ld, 0, columns, 16);
-    if (p.z) encode(&args.z, 2, out, p.z, p.N, p.M, 1, p.ld, 0, columns, 16);
+    if constexpr (C::through) encode(&args.z, 2, out, p.saved, p.N, p.M, 1, p.saved_ld, 0, columns, 16);
+    else if (p.z) encode(&args.z, 2, out, p.z, p.N, p.M, 1, p.ld, 0, columns, 16);
   }
+  args.sums = p.sums;
+  if (C::through && (!args.staged || spread > 0)) throw std::runtime_error("zoo: a product goes through act' in rows of 16 bytes, its tiles whole");
   const int blocks = args.whole > 0 ? std::min(p.processors, args.whole) : int(std::min<int64_t>(p.processors, spread));
   if (spread > 0) {
     if (p.workspace_bytes < kArrivalBytes + int64_t(2) * blocks * C::m * C::n * 4 ||
@@ -125,6 +128,7 @@ void launch(const Problem& p, cudaStream_t stream) {
 void wgmma_forward(const Problem&, cudaStream_t);
 void wgmma_input_grad(const Problem&, cudaStream_t);
 void wgmma_weight_grad(const Problem&, cudaStream_t);
+void wgmma_through(const Problem&, cudaStream_t);
 void split_forward(const Problem&, cudaStream_t);
 void split_input_grad(const Problem&, cudaStream_t);
 void split_weight_grad(const Problem&, cudaStream_t);

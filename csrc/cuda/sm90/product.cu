@@ -13,6 +13,10 @@ void product(const Problem& p, void* stream) {
       {wgmma_forward, wgmma_input_grad, wgmma_weight_grad}, {split_forward, split_input_grad, split_weight_grad}};
   if (p.a.mn && !p.b.mn) throw std::runtime_error("zoo: no kernel for a along M with b along K");
   if (p.turned && !(p.raw_a && p.a.mn)) throw std::runtime_error("zoo: no kernel turns this product");
+  if (p.saved) {
+    if (p.planes > 1 || p.a.mn || !p.b.mn) throw std::runtime_error("zoo: no kernel goes through act' in this layout");
+    return wgmma_through(p, static_cast<cudaStream_t>(stream));
+  }
   if (p.raw_a) {
     return (p.a.mn ? raw_weight_grad : p.b.mn ? raw_input_grad : raw_forward)(p, static_cast<cudaStream_t>(stream));
   }

@@ -218,6 +218,14 @@ __device__ __forceinline__ void stmatrix(uint32_t to, uint32_t a, uint32_t b, ui
                : "memory");
 }
 
+// Loads what stmatrix stores.
+__device__ __forceinline__ void ldmatrix(uint32_t from, uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
+               : "r"(from)
+               : "memory");
+}
+
 // ---- wgmma: D (64 x N, float, in the registers of four warps) += A (64 x 16) B (16 x N), B in shared memory and A there
 // too or in registers
 

@@ -21,7 +21,8 @@ struct Operand {
   Act act;
 };
 
-// y (M, N) = act(a (M, K) b (K, N) + bias), z (M, N) before the activation where not null.
+// y (M, N) = act(a (M, K) b (K, N) + bias), z (M, N) before the activation where not null. With `saved`
+// y = (a b) through'(saved), and nothing else.
 struct Problem {
   int32_t M, N, K;
   Type type;
@@ -37,7 +38,16 @@ struct Problem {
   int32_t config, spread, processors;  // as zoo::Choice has them
   void* workspace;                     // spread: its first arrival_bytes() are zero
   int64_t workspace_bytes;             // arrival_bytes(), and two tiles of floats a processor
+  // 2-byte types, a along K, b along N, config 0 or 1, not spread: (M, N), rows `saved_ld` apart, as y's and ld multiples
+  // of 16 bytes; or null
+  const void* saved;
+  int64_t saved_ld;
+  Act through;
+  float* sums;  // (through_rows(M), N): parts of y's column sums, before y is rounded; or null
 };
+int32_t through_rows(int32_t M);
+// sums (N), of any type but float64, over the M dense rows; N a multiple of 4
+void add_rows(const float* rows, int32_t M, int32_t N, void* sums, Type type, void* stream);
 
 int64_t arrival_bytes();
 void product(const Problem& problem, void* stream);

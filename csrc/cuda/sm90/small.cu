@@ -65,11 +65,11 @@ int stages_of(int steps, int stage_bytes) {
 
 template <typename Kernel>
 void launch(Kernel* kernel, const SmallArgs& args, int cluster, int bytes, std::atomic<uint64_t>& told, cudaStream_t stream) {
-  allow_shared(kernel, kMostShared, told);
+  allow_shared(kernel, kMostShared + kAligned, told);
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(unsigned(args.job[0].blocks + args.job[1].blocks));
   config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = bytes;
+  config.dynamicSmemBytes = bytes + kAligned;
   config.stream = stream;
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;

@@ -1,20 +1,15 @@
 // Products of few tiles, or of float32 that is too thin for planes in memory; any strides and alignment; one launch.
 //
-// A block computes 64 x 64 by mma.sync: four warps 32 x 32 each, and four more with the other half of every stage of K. The
-// K of a tile may be shared by a cluster of blocks. The parts are added through (distributed) shared memory, always in the
-// same order: no workspace. float32 is split into three bf16 parts in registers, on its way from shared memory to the
-// tensor cores. A backward pass is one launch too: dW with db beside dX, act'(z) applied to dY as it is read.
-//
-// Every thread takes the rows 4 g .. 4 g + 3 and of K 4 c .. 4 c + 3 (g = lane / 4, c = lane % 4), whatever rows and steps of K
-// mma's fragments name them: the product does not care, as long as both operands agree. So everything is read in vectors,
-// operands along K and along rows alike, and a thread ends with 4 x 8 neighbours of the output.
+// A block computes 64 x 64: four warps, and four more with the other half of every stage of K. The K of a tile may be shared by
+// a cluster of blocks. The parts are added through (distributed) shared memory, always in the same order: no workspace. A
+// backward pass is one launch too: dW with db beside dX, act'(z) applied to dY as it is read.
+// What a stage is multiplied by is in small_float.cuh and small_half.cuh.
 #pragma once
 
-#include "epilogue.cuh"
-#include "split.cuh"
+#include "small_float.cuh"
+#include "small_half.cuh"
 
 #include "../mma.cuh"
-
 
 namespace zoo::cuda::sm90 {
 
@@ -22,7 +17,7 @@ constexpr int kSide = 64, kStep = 64;     // a tile's rows and columns; K of a s
 constexpr int kThreads = 256, kGroups = 2;  // groups of four warps, each with its half of a stage's K
 constexpr int kPitch = kSide + 4;         // floats of a row of sums
 constexpr int kMostStages = 6;
-constexpr int kBeside = 2;                // columns' fragments at once: 2 x kBeside chains of products that do not wait for each other
+constexpr int kAligned = 1024;            // of the stages, as wgmma's swizzles want it
 
 struct SmallOperand {
   const void* data;
@@ -51,20 +46,12 @@ struct SmallArgs {
 template <typename T>
 struct Small {
   static constexpr bool f32 = std::is_same_v<T, float>;
-  static constexpr int parts = f32 ? 3 : 1, wide = 16 / sizeof(T), chunks = kSide / wide;
+  static constexpr int wide = 16 / sizeof(T), chunks = kSide / wide;
   static constexpr int tile_bytes = kSide * kStep * sizeof(T);
   static constexpr int sums_bytes = kGroups * kSide * kPitch * 4;
-  using Element = std::conditional_t<f32, __nv_bfloat16, T>;
+  using Tile = std::conditional_t<f32, FloatTile, HalfTile<T>>;
 
   // ---- a stage's share of one operand: 64 rows of 64 elements, along K or (mn) along its rows
-
-  // Chunks of 16 bytes are permuted so that the lanes that read together meet different banks.
-  template <bool mn>
-  static __device__ __forceinline__ uint32_t place(int outer, int chunk) {
-    const int four = outer >> 2;
-    const int turn = mn || !f32 ? (four & 3) * 2 : (four & 1) * 4;
-    return static_cast<uint32_t>(outer * (chunks * 16) + (chunk ^ turn) * 16);
-  }
 
   // Where a thread's first chunk of the next stage lies in memory; its others are `rows_apart` rows down.
   static constexpr int rows_apart = kThreads / chunks;
@@ -89,7 +76,7 @@ struct Small {
 
   template <bool mn>
   static __device__ __forceinline__ void fill(uint32_t to, Source& s, const void* data, const SmallOperand& x) {
-    const uint32_t at0 = to + place<mn>(threadIdx.x / chunks, threadIdx.x % chunks);
+    const uint32_t at0 = to + Tile::template place<mn>(threadIdx.x / chunks, threadIdx.x % chunks);
     if (x.vector && s.outer_left > kSide - rows_apart && s.inner_left >= wide) {  // all of it inside
       const T* begin = s.at;
 #pragma unroll
@@ -137,77 +124,16 @@ struct Small {
     }
   }
 
-  // ---- fragments: four rows of a thread, four steps of K
-
-  // v[i][j]: row i, step j; of 2-byte types two steps in a word, v[i][0] and v[i][1].
-  using Raw = std::conditional_t<f32, float[4][4], uint32_t[4][2]>;
-
-  template <bool mn>
-  static __device__ __forceinline__ void read(Raw& v, const uint8_t* from, int row0, int k0) {
-    const int lane = threadIdx.x % 32, row = row0 + lane / 4 * 4, k = k0 + lane % 4 * 4;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int outer = (mn ? k : row) + i, inner = mn ? row : k;
-      const uint8_t* at = from + place<mn>(outer, inner / wide) + inner % wide * sizeof(T);
-      if constexpr (f32) {
-        const float4 q = *reinterpret_cast<const float4*>(at);
-        if constexpr (mn) v[0][i] = q.x, v[1][i] = q.y, v[2][i] = q.z, v[3][i] = q.w;
-        else v[i][0] = q.x, v[i][1] = q.y, v[i][2] = q.z, v[i][3] = q.w;
-      } else {
-        const uint2 q = *reinterpret_cast<const uint2*>(at);
-        v[i][0] = q.x, v[i][1] = q.y;
-      }
-    }
-    if constexpr (!f32 && mn) {  // v[step][rows / 2] until here
-      Raw w;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-#pragma unroll
-        for (int h = 0; h < 2; ++h) w[i][h] = __byte_perm(v[2 * h][i / 2], v[2 * h + 1][i / 2], i % 2 ? 0x7632 : 0x5410);
-      }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) v[i][0] = w[i][0], v[i][1] = w[i][1];
-    }
-  }
-
-  static __device__ __forceinline__ void widened(float (&row)[4], const Raw& v, int i) {
-    if constexpr (f32) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) row[j] = v[i][j];
-    } else {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const uint16_t half = static_cast<uint16_t>(v[i][j / 2] >> (j % 2 * 16));
-        T x;
-        memcpy(&x, &half, 2);
-        row[j] = widen(x);
-      }
-    }
-  }
-
-  // Row i as the tensor cores take it: [part][lower or upper steps].
-  static __device__ __forceinline__ void parts_of(uint32_t (&out)[parts][2], const Raw& v, int i) {
-    if constexpr (f32) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const Parts p = split_pair(v[i][2 * h], v[i][2 * h + 1]);
-        out[0][h] = p.high, out[1][h] = p.middle, out[2][h] = p.low;
-      }
-    } else {
-      out[0][0] = v[i][0], out[0][1] = v[i][1];
-    }
-  }
-
   // ---- one block's work
 
   template <bool a_mn, bool b_mn, bool through>
   static __device__ __forceinline__ void run(const SmallJob& job, int block, int stages) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ float row_sums[kGroups][kSide];
-    const uint32_t base = ptx::shared_address(shared);
+    uint8_t* const stage_0 = shared + (kAligned - ptx::shared_address(shared) % kAligned) % kAligned;
+    const uint32_t base = ptx::shared_address(stage_0);
     constexpr int stage_bytes = (through ? 3 : 2) * tile_bytes;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = warp / 4;
-    const int wm = warp % 2 * 32, wn = warp / 2 % 2 * 32;
+    const int group = threadIdx.x / 128;
     const int n_tiles = (job.N + kSide - 1) / kSide, t = block / job.slices;
     const int m0 = t / n_tiles * kSide, n0 = t % n_tiles * kSide;
     if (m0 >= job.M) return;  // only where slices is 1: no other block waits for this one
@@ -232,125 +158,20 @@ struct Small {
     for (int s = 0; s < stages - 1; ++s) fetch(first + s, s);
     if (stages == 1) fetch(first, 0);
 
-    float acc[2][4][4] = {};  // [16 rows][8 columns][mma's registers]
-    double sums[4] = {};
+    Tile product;
     int stage = 0;
     for (int step = first; step < end; ++step) {
       copy_wait_for(stages - 2);
       __syncthreads();  // everyone's part of this stage is there, and everyone is done with the one that is filled next
-      if (stages > 1) fetch(step + stages - 1, stage == 0 ? stages - 1 : stage - 1);
-      const uint8_t* at = shared + stage * stage_bytes;
+      product.template step<a_mn, b_mn, through>(
+          stage_0 + stage * stage_bytes, group, job.through, wants_sums, job.K < 0, [&] {
+            if (stages > 1) fetch(step + stages - 1, stage == 0 ? stages - 1 : stage - 1);
+          });
       stage = stage + 1 == stages ? 0 : stage + 1;
-      float sum[4] = {};
-#pragma unroll
-      for (int k = 0; k < kStep / kGroups; k += 16) {
-        const int k0 = group * (kStep / kGroups) + k;
-        Raw a, b;
-        read<a_mn>(a, at, wm, k0);
-        read<b_mn>(b, at + tile_bytes, wn, k0);
-        if constexpr (through) {
-          Raw z;
-          read<a_mn>(z, at + 2 * tile_bytes, wm, k0);
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            float g[4], x[4];
-            widened(g, a, i);
-            widened(x, z, i);
-            go_through<f32>(g, x, job.through);
-#pragma unroll
-            for (int j = 0; j < 4; ++j) sum[i] += g[j];
-            if constexpr (f32) {
-#pragma unroll
-              for (int j = 0; j < 4; ++j) a[i][j] = g[j];
-            } else {
-              a[i][0] = pack<T>(g[0], g[1]), a[i][1] = pack<T>(g[2], g[3]);
-            }
-          }
-        } else if (wants_sums) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            float g[4];
-            widened(g, a, i);
-            sum[i] += (g[0] + g[1]) + (g[2] + g[3]);
-          }
-        }
-        uint32_t af[2][parts][4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          uint32_t row[parts][2];
-          parts_of(row, a, i);
-#pragma unroll
-          for (int p = 0; p < parts; ++p) af[i / 2][p][i % 2] = row[p][0], af[i / 2][p][2 + i % 2] = row[p][1];
-        }
-#pragma unroll
-        for (int pair = 0; pair < 4; pair += kBeside) {
-          uint32_t bf[kBeside][parts][2];
-#pragma unroll
-          for (int n = 0; n < kBeside; ++n) parts_of(bf[n], b, pair + n);
-          if constexpr (f32) {
-            // small products first, from zero, and the sum of 16 steps of K added in float: the tensor cores' own
-            // accumulator is not exact enough
-            constexpr int a_part[6] = {2, 0, 1, 1, 0, 0}, b_part[6] = {0, 2, 1, 0, 1, 0};
-            float d[2][kBeside][4] = {};
-#pragma unroll
-            for (int p = 0; p < 6; ++p) {
-#pragma unroll
-              for (int m = 0; m < 2; ++m) {
-#pragma unroll
-                for (int n = 0; n < kBeside; ++n) {
-                  multiply<Element>(d[m][n], af[m][a_part[p]], bf[n][b_part[p]][0], bf[n][b_part[p]][1]);
-                }
-              }
-            }
-#pragma unroll
-            for (int m = 0; m < 2; ++m) {
-#pragma unroll
-              for (int n = 0; n < kBeside; ++n) {
-#pragma unroll
-                for (int r = 0; r < 4; ++r) acc[m][pair + n][r] += d[m][n][r];
-              }
-            }
-          } else {
-#pragma unroll
-            for (int m = 0; m < 2; ++m) {
-#pragma unroll
-              for (int n = 0; n < kBeside; ++n) {
-                float (&d)[4] = acc[m][pair + n];
-                multiply<Element>(d, af[m][0], bf[n][0][0], bf[n][0][1]);
-              }
-            }
-          }
-        }
-      }
-      if (wants_sums) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) sums[i] += sum[i];
-      }
     }
     copy_wait_for(0);
     __syncthreads();  // the stages are read: sums may take their place
-
-    // every group's sums into shared memory
-    const int row = wm + lane / 4 * 4, column = wn + lane % 4 * 8;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t to = base + ((group * kSide + row + i) * kPitch + column) * 4;
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int r = i % 2 * 2 + h;
-        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to + h * 16), "f"(acc[i / 2][0][r]), "f"(acc[i / 2][1][r]),
-                     "f"(acc[i / 2][2][r]), "f"(acc[i / 2][3][r])
-                     : "memory");
-      }
-    }
-    if (wants_sums) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        sums[i] += __shfl_xor_sync(~0u, sums[i], 1);
-        sums[i] += __shfl_xor_sync(~0u, sums[i], 2);
-        if (wn == 0 && lane % 4 == 0) row_sums[group][row + i] = static_cast<float>(sums[i]);
-      }
-    }
+    product.park(base + group * kSide * kPitch * 4, kPitch, row_sums[group], wants_sums);
     if (job.slices > 1) ptx::cluster_sync();
     else __syncthreads();
 
