@@ -47,7 +47,8 @@ def test_convolutions_run_in_float32_proper():
 def test_results_kept_in_eval_mode_and_gates_that_saturate(name):
     """The first two keep a result with its graph; the gates of the third saturate, unless batch norms have a scale."""
     row = examine(Task(name, device="cuda"))
-    assert row.ok and row.batch_norms > 0 and row.parity.blank == 0 and row.parity.limit < 1e-2, row
+    assert row.ok and row.batch_norms > 0 and row.parity.blank == 0, row
+    assert row.parity.limit < 1e-3 or "cc" not in name, row
 
 
 class Recurrent(nn.Module):
