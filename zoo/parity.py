@@ -147,6 +147,10 @@ def parity(
     Both run in eval mode, under the caller's autocast. Nothing of the caller's changes: not training flags, ``.grad``,
     buffers, inputs, random state, hooks or grad mode; also when an exception passes.
 
+    What a model keeps of a pass (timm's LeViT, its attention biases in eval mode) is gone before the next. What it kept
+    of the caller's own runs is used: kept without a graph, it has no gradient, and that fails; ``train()`` and
+    ``eval()`` have such models drop it.
+
     Raises:
         ValueError: for models on the meta device, with lazy parameters, or on different devices; for inputs of another
             kind; if there is nothing to judge.
