@@ -15,23 +15,12 @@ RESULTS = ROOT / "examples" / "results"
 
 
 FAILING = (
-    "timm/efficientnet_cc_b1_8e",
-    "timm/efficientvit_m0",
-    "timm/efficientvit_m1",
-    "timm/efficientvit_m2",
-    "timm/efficientvit_m3",
-    "timm/efficientvit_m4",
-    "timm/efficientvit_m5",
     "timm/hieradet_small",
     "timm/levit_128",
     "timm/levit_192",
     "timm/levit_256",
     "timm/levit_256d",
     "timm/levit_384",
-    "timm/maxvit_large_tf_224",
-    "timm/maxvit_large_tf_512",
-    "timm/tiny_vit_11m_224",
-    "timm/tiny_vit_21m_224",
 )
 """In sweep_h200.jsonl; examples/results/README.md says why each does."""
 
@@ -76,15 +65,14 @@ def test_what_is_said_of_the_sweep_on_a_gpu() -> None:
     data = [row for row in found.rows if row.on == "data"]
     holds = [row for row in data if row.ok and row.parity is not None]
     fresh = [row for row in data if row.batch_norms is None]
-    loose = [row for row in holds if row.batch_norms is None and row.parity.limit > 1e-3]
+    loose = [row for row in holds if row.parity is not None and row.parity.limit > 1e-3]
     assert f"parity holds for {len(holds)} of {len(data)} of up to 700M parameters" in words(ROOT / "README.md")
-    assert f"and the {len(loose)} that showed little)" in words(ROOT / "README.md")
+    assert f"and the {len(loose)} that show little)" in words(ROOT / "README.md")
     said = words(RESULTS / "README.md")
     assert f"H200s ({len(data)} models), the larger ones ({len(found.rows) - len(data)}) on the meta device" in said
-    assert f"{sum(sum(row.seconds.values()) for row in found.rows):.0f} s of the processes' time" in said
     assert f"Parity holds for {len(holds)} of the {len(data)}" in said
-    assert f"In {len(fresh)} rows on data the batch norms were" in said
-    assert f"Of those that hold, {len(loose)} have a limit of over 1e-3" in said
+    assert f"In {len(fresh)} rows on data the batch norms are" in said
+    assert f"{len(loose)} of those that hold have a limit of over 1e-3" in said
     assert [name for name in FAILING if f"`{name}`" not in said] == []
 
 
