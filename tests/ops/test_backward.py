@@ -199,6 +199,21 @@ def test_a_compiled_graph_adds_up_many_rows_of_two_bytes_by_itself(monkeypatch, 
         torch.testing.assert_close(mine, wanted)
 
 
+@pytest.mark.parametrize(("leading", "features"), [((300,), 0), ((300, 2), 0), ((0,), 3)])
+def test_a_sum_of_nothing_in_a_compiled_graph(monkeypatch, leading, features):
+    torch._dynamo.reset()  # not one graph more of the same function
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(_linear, "_in_graph", lambda grad: _linear.is_compiled())
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    x, w, b = (
+        torch.randn(*s, device=device, dtype=torch.bfloat16, requires_grad=True)
+        for s in ((*leading, 8), (features, 8), (features,))
+    )
+    compiled = torch.compile(ops.linear, backend="aot_eager", fullgraph=True)
+    got = torch.autograd.grad(compiled(x, w, b).sum(), (x, w, b))
+    torch.testing.assert_close(got, torch.autograd.grad(ops.linear(x, w, b).sum(), (x, w, b)))
+
+
 def test_rows_that_are_not_known_are_taken_for_many(monkeypatch):
     if not torch.cuda.is_available():
         monkeypatch.setattr(_linear, "_in_graph", lambda grad: _linear.is_compiled())

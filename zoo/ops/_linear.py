@@ -147,7 +147,7 @@ def sums_apart(grad: Tensor) -> bool:
 
 def summed(grad: Tensor, wide: bool) -> Tensor:
     """A bias's gradient as a sum of torch's, float32 if ``wide``."""
-    return grad.reshape(-1, grad.shape[-1]).sum(0, dtype=torch.float32 if wide else None)
+    return grad.flatten(0, -2).sum(0, dtype=torch.float32 if wide else None)
 
 
 def linear_tangent(inputs: tuple[Any, ...], tangents: tuple[Any, ...]) -> Tensor:
