@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from zoo.isolation import nothing_kept, undisturbed
 
@@ -123,8 +126,75 @@ def test_no_results_stay(around: Callable[..., AbstractContextManager[None]], fa
     assert inner.none is None and inner.there is there and inner.attribute is None and not hasattr(inner, "new")
     assert inner.table == {"in": {}} and inner.rows == [[1, 2]] and list(inner.queue) == [1] and inner.queue.maxlen == 4
     assert inner.old is old and list(old) == ["of"] and old["of"] is zeros
-    assert list(vars(inner)) == attributes and inner.calls == 2
+    assert list(vars(inner)) == attributes and inner.calls == 0
     assert inner.names == ["first", "more", "more"]  # no tensors
+
+
+class Grows(nn.Module):
+    """Knows how long the table is that it keeps, as rotary embeddings do, and that it has made its parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.length, self.made = 0, False
+        self.register_buffer("table", torch.zeros(0), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) > self.length:
+            self.length, self.table = len(x), torch.arange(float(len(x)))
+        if not self.made:
+            self.made, self.scale = True, nn.Parameter(torch.ones(()))
+        return x * self.table[: len(x)] * self.scale
+
+
+@pytest.mark.parametrize("around", [nothing_kept, undisturbed])
+def test_what_a_module_knows_of_what_it_kept_goes_with_it(around: Callable[..., AbstractContextManager[None]]) -> None:
+    model, plain = Grows(), nn.Linear(2, 2)
+    plain.count = 1
+    with around(model, plain):
+        model(torch.ones(3))
+        plain.count += 1
+    assert model.length == 0 and model.table.shape == (0,) and plain.count == 2
+    assert model(torch.ones(4)).tolist() == [0, 1, 2, 3]
+
+
+def test_parameters_that_a_call_makes_or_gathers_stay() -> None:
+    """What shards them knows whether it has gathered them: an FSDP model with its shards back would not run again."""
+    model = nn.Linear(2, 2, bias=False)
+    gathered, made = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2))
+    with nothing_kept(model):
+        model.weight, model.scale, model.result = gathered, made, model.weight * 2
+    assert model.weight is gathered and model.scale is made and not hasattr(model, "result")
+    with nothing_kept(model):
+        del model.weight
+        model.weight = gathered * 2
+    assert model.weight is gathered and "weight" not in vars(model)
+
+
+def test_a_sharded_model_runs_again() -> None:
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        model = fully_shard(nn.Linear(2, 2), mesh=init_device_mesh("cpu", (1,)))
+        with undisturbed(model):
+            model(torch.ones(1, 2))
+        model(torch.ones(1, 2)).sum().backward()
+    finally:
+        torch.distributed.destroy_process_group()
+    assert model.weight.grad is not None
+
+
+def test_a_list_of_many_numbers_is_soon_looked_at() -> None:
+    model = nn.Linear(2, 2)
+    model.big = list(range(1_000_000))
+    model.big.append(model.big)
+    start = time.process_time()
+    kinds = [isinstance(value, (torch.Tensor, Mapping, list, tuple, deque)) for value in model.big]
+    asked = time.process_time() - start
+    start = time.process_time()
+    with nothing_kept(model):
+        model.cache = [model.weight * 2]
+    assert time.process_time() - start < asked / 2
+    assert sum(kinds) == 1 and not hasattr(model, "cache") and len(model.big) == 1_000_001
 
 
 def test_parameters_that_a_lazy_module_makes_stay() -> None:

@@ -48,19 +48,26 @@ def nothing_kept(*models: nn.Module) -> Iterator[None]:
     """After it, the models' modules hold those tensors that they held before, also after an exception.
 
     A model may keep a result for the next call, in an attribute, a buffer, or a dict or list in one. Kept with its
-    graph it cannot be differentiated twice; kept without one it has no gradient. Values changed in place stay.
+    graph it cannot be differentiated twice; kept without one it has no gradient. Where a module's are put back, so are
+    its other attributes: a flag, a length or a shape may say what is kept. Parameters stay as they are, made in a first
+    call or gathered from shards, and so do values changed in place.
     """
+    modules = [module for model in models for module in model.modules()]
     held = [
         (value, dict(value) if isinstance(value, dict) else list(value))
-        for value in within(vars(module) for model in models for module in model.modules())
+        for value in within(vars(module) for module in modules)
         if isinstance(value, (dict, list, deque))
     ]
     held.reverse()  # what holds a container asks whether it holds tensors
     try:
         yield
     finally:
-        for container, before in held:
-            _put_back(container, before)
+        changed = {id(container) for container, before in held if _put_back(container, before)}
+        if changed:
+            attributes: dict[int, Any] = {id(container): before for container, before in held}
+            for own in map(vars, modules):
+                if id(own) in attributes and any(id(value) in changed for value in within([own])):
+                    _exactly(own, attributes[id(own)])
 
 
 @contextlib.contextmanager
@@ -104,19 +111,39 @@ def float32_convolutions() -> Iterator[None]:
                 part.fp32_precision = precision
 
 
-def _put_back(container: Any, before: Any) -> None:
-    """Undo the changes by which a dict, list or deque holds other tensors, or other containers of tensors."""
+def _put_back(container: Any, before: Any) -> bool:
+    """Undo the changes by which a dict, list or deque holds other tensors, or other containers of tensors.
+
+    Returns whether there were any."""
     if not isinstance(container, dict):
         same = len(container) == len(before) and all(map(operator.is_, container, before))
-        if not same and _has_tensors(*container, *before):
-            container.clear()
-            container.extend(before)
-        return
-    for key in [key for key, value in container.items() if key not in before and _has_tensors(value)]:
-        del container[key]
-    for key, value in before.items():
-        if container.get(key) is not value and _has_tensors(value, container.get(key)):
-            container[key] = value
+        if same or not _has_tensors(*container, *before):
+            return False
+        container.clear()
+        container.extend(before)
+        return True
+    other = []
+    for key in before | container:
+        old, new = before.get(key), container.get(key)
+        if old is not new and not _made(old, new) and _has_tensors(old, new):
+            other.append(key)
+    for key in other:
+        if key in before:
+            container[key] = before[key]
+        else:
+            del container[key]
+    return bool(other)
+
+
+def _made(old: Any, new: Any) -> bool:
+    """Whether a parameter is new, or in the place of another."""
+    return isinstance(new, nn.Parameter) and (old is None or isinstance(old, nn.Parameter))
+
+
+def _exactly(attributes: dict[str, Any], before: dict[str, Any]) -> None:
+    for key in attributes.keys() - before.keys():
+        del attributes[key]
+    attributes.update(before)
 
 
 def _has_tensors(*values: Any) -> bool:

@@ -65,17 +65,27 @@ def held_tensors(model: nn.Module) -> list[Tensor]:
 
 def within(values: Iterable[Any]) -> list[Any]:
     """The tensors and containers among the values and in them, at any depth, each once, in their order."""
+    counts = _Counts()
     seen: dict[int, Any] = {}
-    left = list(values)
+    left = [value for value in values if counts[type(value)]]
     left.reverse()
     while left:
         value = left.pop()
-        if id(value) in seen or not isinstance(value, (Tensor, Mapping, list, tuple, deque)):
+        if id(value) in seen:
             continue
         seen[id(value)] = value
         if not isinstance(value, Tensor):
-            left += reversed(list(value.values() if isinstance(value, Mapping) else value))
+            inner = value.values() if isinstance(value, Mapping) else value
+            left += reversed([each for each in inner if counts[type(each)]])
     return list(seen.values())
+
+
+class _Counts(dict[type, bool]):
+    """Whether values of a type are tensors or containers: asked once a type, as a list may hold millions of numbers."""
+
+    def __missing__(self, kind: type) -> bool:
+        self[kind] = issubclass(kind, (Tensor, Mapping, list, tuple, deque))
+        return self[kind]
 
 
 class _ValuesOnHost(TorchFunctionMode):
