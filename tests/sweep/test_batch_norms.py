@@ -83,7 +83,7 @@ def test_a_small_channel_is_not_blown_up() -> None:
 @pytest.mark.parametrize("value", [0.0, float("inf"), float("nan")])
 def test_what_gives_no_scale(value: float) -> None:
     model = nn.BatchNorm1d(3).eval()
-    assert set_scales(model, torch.full((2, 3), value)) == 1
+    assert set_scales(model, torch.full((2, 3), value)) == 0
     assert model.running_var.tolist() == [1.0] * 3
 
 
@@ -93,6 +93,12 @@ def test_norms_that_have_no_statistics_or_are_not_called() -> None:
     model.__class__ = type("First", (nn.Sequential,), {"forward": lambda self, x: self[2](self[1](self[0](x)))})
     assert set_scales(model, torch.randn(4, 3)) == 1
     assert torch.equal(model.spare.running_var, torch.ones(3))
+
+
+def test_a_norm_whose_input_is_named() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(3)).eval()
+    model.__class__ = type("Named", (nn.Sequential,), {"forward": lambda self, x: self[0](input=x)})
+    assert set_scales(model, torch.full((2, 3), 3.0)) == 1 and model[0].running_var.tolist() == [9.0] * 3
 
 
 def test_hooks_go_when_the_model_fails() -> None:

@@ -22,17 +22,19 @@ def set_scales(model: nn.Module, inputs: Tensor) -> int:
 
     ``running_var`` becomes the mean square of all that comes in, and ``running_mean`` stays. It is one number for all
     channels: a channel that is small, or hardly differs from its mean, would be blown up with its rounding errors.
-    Where all are zero, or not finite, it stays too. A norm that is called several times has that of its last call.
+    Where all are zero, or not finite, it stays too, and the norm is not counted. A norm that is called several times
+    has that of its last call.
     """
     given: set[nn.Module] = set()
 
-    def hook(norm: Any, args: tuple[Any, ...]) -> None:
-        square = args[0].square().mean()
-        norm.running_var.copy_(torch.where((square > 0) & square.isfinite(), square, norm.running_var))
-        given.add(norm)
+    def hook(norm: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        square = (args[0] if args else named["input"]).square().mean()
+        if square > 0 and square.isfinite():
+            norm.running_var.fill_(square)
+            given.add(norm)
 
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_var is not None]
-    handles = [norm.register_forward_pre_hook(hook) for norm in norms]
+    handles = [norm.register_forward_pre_hook(hook, with_kwargs=True) for norm in norms]
     try:
         with torch.no_grad(), nothing_kept(model):
             model(inputs)
