@@ -123,7 +123,7 @@ def _put_back(container: Any, before: Any) -> bool:
         container.extend(before)
         return True
     other = []
-    for key in before | container:
+    for key in dict.fromkeys((*before, *container)):
         old, new = before.get(key), container.get(key)
         if old is not new and not _made(old, new) and _has_tensors(old, new):
             other.append(key)
