@@ -39,7 +39,7 @@ struct Kernel : c10::OperatorKernel {
     for (size_t i = 0; i < count; ++i) arguments[i] = torch::jit::toPyObject(std::move(torch::jit::peek(*stack, i, count)));
     torch::jit::drop(*stack, count);
     const auto made = pybind11::reinterpret_steal<pybind11::object>(PyObject_CallObject(function, arguments.ptr()));
-    if (!made) throw python_error();
+    if (!made) throw pybind11::error_already_set();  // python_error tells TorchScript nothing
     const auto& returns = op.schema().returns();
     if (returns.size() == 1) {
       stack->push_back(torch::jit::toIValue(made, returns[0].type()));
