@@ -68,7 +68,7 @@ def test_an_error_of_python_comes_out():
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_an_error_of_python_is_told_by_torchscript():
-    graph = torch.jit.CompilationUnit("def call(a: Tensor):\n    return torch.ops.zoo.probe(a, None, 'raise', True)")
+    graph = torch.jit.CompilationUnit("def call(a: Tensor):\n    return torch.ops.zoo.probe(a, None, 'raise', True)\n")
     with pytest.raises(RuntimeError, match="no such derivative"):
         graph.call(torch.ones(2, requires_grad=True))
     assert len(CALLS) == 1

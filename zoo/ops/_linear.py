@@ -132,7 +132,9 @@ def _in_graph(grad: Tensor) -> bool:
     return grad.is_cuda and is_compiled() and is_final()
 
 
-_ONE_LAUNCH = 256  # up to so many rows a backward pass may be one launch (csrc/choice.cpp, choose_together)
+_ONE_LAUNCH = 256
+"""Up to so many rows the operator makes the bias's gradient too: its backward pass is often one launch, which narrow
+layers have for more rows (csrc/choice.cpp, choose_together)."""
 
 
 def sums_apart(grad: Tensor) -> bool:
