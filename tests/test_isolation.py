@@ -160,10 +160,12 @@ def test_what_a_module_knows_of_what_it_kept_goes_with_it(around: Callable[..., 
 def test_parameters_that_a_call_makes_or_gathers_stay() -> None:
     """What shards them knows whether it has gathered them: an FSDP model with its shards back would not run again."""
     model = nn.Linear(2, 2, bias=False)
+    model.flat = [model.weight]  # as an LSTM has them
     gathered, made = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2))
     with nothing_kept(model):
         model.weight, model.scale, model.result = gathered, made, model.weight * 2
-    assert model.weight is gathered and model.scale is made and not hasattr(model, "result")
+        model.flat[0] = gathered
+    assert model.weight is gathered is model.flat[0] and model.scale is made and not hasattr(model, "result")
     with nothing_kept(model):
         del model.weight
         model.weight = gathered * 2

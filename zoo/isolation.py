@@ -116,7 +116,9 @@ def _put_back(container: Any, before: Any) -> bool:
 
     Returns whether there were any."""
     if not isinstance(container, dict):
-        same = len(container) == len(before) and all(map(operator.is_, container, before))
+        same = len(container) == len(before) and (
+            all(map(operator.is_, before, container)) or all(map(_same_or_made, before, container))
+        )
         if same or not _has_tensors(*container, *before):
             return False
         container.clear()
@@ -125,7 +127,7 @@ def _put_back(container: Any, before: Any) -> bool:
     other = []
     for key in dict.fromkeys((*before, *container)):
         old, new = before.get(key), container.get(key)
-        if old is not new and not _made(old, new) and _has_tensors(old, new):
+        if not _same_or_made(old, new) and _has_tensors(old, new):
             other.append(key)
     for key in other:
         if key in before:
@@ -135,9 +137,9 @@ def _put_back(container: Any, before: Any) -> bool:
     return bool(other)
 
 
-def _made(old: Any, new: Any) -> bool:
-    """Whether a parameter is new, or in the place of another."""
-    return isinstance(new, nn.Parameter) and (old is None or isinstance(old, nn.Parameter))
+def _same_or_made(old: Any, new: Any) -> bool:
+    """Whether nothing changed, or a parameter is new or in the place of another."""
+    return old is new or (isinstance(new, nn.Parameter) and (old is None or isinstance(old, nn.Parameter)))
 
 
 def _exactly(attributes: dict[str, Any], before: dict[str, Any]) -> None:
