@@ -132,7 +132,7 @@ def _in_graph(grad: Tensor) -> bool:
     return grad.is_cuda and is_compiled() and is_final()
 
 
-_ONE_LAUNCH = 256  # up to so many rows a backward pass may be one launch (csrc/choice.cpp, choose_together)
+_ONE_LAUNCH = 256  # up to so many rows a backward pass may be one launch (csrc/choice_backward.cpp, choose_together)
 
 
 def sums_apart(grad: Tensor) -> bool:
