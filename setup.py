@@ -159,7 +159,7 @@ def build_options() -> dict:
     extensions = [
         cpp_extension.CppExtension(
             "zoo._C",
-            ["csrc/choice.cpp", "csrc/linear.cpp", "csrc/module.cpp"],
+            ["csrc/choice.cpp", "csrc/choice_backward.cpp", "csrc/linear.cpp", "csrc/module.cpp"],
             extra_compile_args={"cxx": ["-O3", "-fvisibility=hidden", *STABLE_ABI]},
             extra_link_args=["-s"],
             **options,
@@ -188,6 +188,7 @@ def build_options() -> dict:
                 "zoo._C_cuda",
                 [
                     "csrc/choice.cpp",
+                    "csrc/choice_backward.cpp",
                     *sorted(str(path) for pattern in ("*.cpp", "*.cu") for path in Path("csrc/cuda").rglob(pattern)),
                 ],
                 extra_compile_args={

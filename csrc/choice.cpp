@@ -1,4 +1,4 @@
-#include "choice.h"
+#include "choice_model.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,18 +7,13 @@
 #include <stdexcept>
 
 namespace zoo {
+
+using namespace model;
+
 namespace {
 
 constexpr Kernel kAll[kKernels] = {Kernel::tiled, Kernel::gemv,  Kernel::cublas, Kernel::mma,
                                    Kernel::small, Kernel::wgmma, Kernel::split3, Kernel::split6};
-
-int64_t divided_up(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
-int bytes_of(Type type) {
-  return type == Type::f64 ? 8 : type == Type::f32 ? 4 : 2;
-}
 
 // A tile shape of the wgmma kernels. `alone`: each of two warpgroups has a tile of its own, and the epilogue of one runs
 // under the products of the other; else the warpgroups share a tile. `raw`: float32 a is split in their registers.
@@ -43,8 +38,6 @@ constexpr double kWgmmaEpilogue[] = {0.26, 0.28, 0.44, 0.42, 0.42};
 constexpr double kThroughEpilogue[] = {0, 0.34, 0.51, 0.54, 0.54};
 // What is left of it where two warpgroups share a tile, and one's instructions fill the other's waits.
 constexpr double kShared = 0.55, kWgmmaShared = 0.65;
-constexpr double kLaunch = 2.5;         // microseconds of a kernel that does nothing
-constexpr double kBandwidth = 3.3e6;    // bytes a microsecond, of passes that read and write
 constexpr double kReading = 4.2e6;      // bytes a microsecond, of passes that only read
 constexpr double kPieces = 0.2e-3;      // microseconds an element of a spread tile and piece of it
 
@@ -84,13 +77,9 @@ bool tma_reads(const Layout& x, int64_t rows, int64_t K, Type type) {
   return (x.k_major() || x.mn_major()) && x.aligned && step >= length && step * bytes_of(type) % 16 == 0;
 }
 
-// "wgmma", or with the tile shape's number and whether tiles are spread, "wgmma:2" and "wgmma:2:1".
-struct Forced {
-  const Kernel* kernel = nullptr;
-  int config = -1, spread = -1;
-};
+}  // namespace
 
-Forced parse(const char* text) {
+Forced model::parse(const char* text) {
   Forced forced;
   if (!text || !*text) return forced;
   const char* end = std::strchr(text, ':');
@@ -118,10 +107,7 @@ Forced parse(const char* text) {
   return forced;
 }
 
-struct Candidate {
-  Choice choice;
-  const char* why_not = nullptr;  // it cannot
-};
+namespace {
 
 // Microseconds of reading both operands and writing the output.
 double traffic(const Query& q) {
@@ -212,7 +198,9 @@ Candidate cublas(const Query& q, const Forced& forced) {
   return c;
 }
 
-const char* hopper_refuses(const Query& q) {
+}  // namespace
+
+const char* model::hopper_refuses(const Query& q) {
   if (q.capability != 90) return "needs compute capability 9.0";
   if (!q.hopper) return "this build has no code for sm_90a";
   if (q.type == Type::f64) return "wgmma has no float64";
@@ -224,22 +212,11 @@ const char* hopper_refuses(const Query& q) {
   return nullptr;
 }
 
-// 64 x 64 tiles and 64 steps of K in one launch of `small`.
-struct SmallWork {
-  double tiles, steps;  // `steps` of K a tile
-};
-
-SmallWork small_work(const Query& q) {
+SmallWork model::small_work(const Query& q) {
   return {static_cast<double>(divided_up(q.M, 64)) * divided_up(q.N, 64), static_cast<double>(divided_up(q.K, 64))};
 }
 
-// Microseconds of `small`, as measured: a step of a block that has a processor to itself, and of each where many share all; what
-// a tile costs besides its steps; how much of the longest block shows where many share all.
-struct SmallCosts {
-  double alone, among, begin, tail, base, crowd;
-};
-
-SmallCosts small_costs(const Query& q, int through) {
+SmallCosts model::small_costs(const Query& q, int through) {
   const double derivative = through == 0 ? 0 : through == 1 ? 0.1 : 0.5;
   if (q.type == Type::f32) {
     const auto whole = [](const Layout& x) {
@@ -251,8 +228,7 @@ SmallCosts small_costs(const Query& q, int through) {
   return {0.55 + derivative, 1.0 + derivative, 1, 0, 2.5, 2.5};
 }
 
-// `works` with their slices beside each other.
-double small_time(
+double model::small_time(
     const SmallWork* works, const int* slices, int count, const SmallCosts& cost, int processors, double bytes) {
   double all = 0, longest = 0, cluster = 0;
   for (int i = 0; i < count; ++i) {
@@ -267,9 +243,11 @@ double small_time(
          std::max({all * cost.among / processors + cost.tail * longest, longest, bytes / kBandwidth});
 }
 
-double bytes_moved(const Query& q) {
+double model::bytes_moved(const Query& q) {
   return traffic(q) * kBandwidth;
 }
+
+namespace {
 
 Candidate small(const Query& q, const Forced& forced) {
   Candidate c;
@@ -292,7 +270,9 @@ Candidate small(const Query& q, const Forced& forced) {
   return c;
 }
 
-Candidate by_tiles(const Query& q, Kernel kernel, const Forced& forced) {
+}  // namespace
+
+Candidate model::by_tiles(const Query& q, Kernel kernel, const Forced& forced) {
   Candidate c;
   c.choice.kernel = kernel;
   const bool f32 = kernel != Kernel::wgmma;
@@ -358,6 +338,8 @@ Candidate by_tiles(const Query& q, Kernel kernel, const Forced& forced) {
   return c;
 }
 
+namespace {
+
 Candidate candidate(const Query& q, Kernel kernel, const Forced& forced = {}) {
   switch (kernel) {
     case Kernel::tiled: return tiled(q);
@@ -420,62 +402,6 @@ bool forces_raw(const char* text) {
     if (s.config == forced.config) return s.raw;
   }
   return false;
-}
-
-bool turned_is_better(const Query& turned, const Choice& turned_choice, const Choice& dw_choice) {
-  return turned_choice.raw_a && turned.a.mn_major() && turned_choice.microseconds < dw_choice.microseconds;
-}
-
-Together choose_together(
-    const Query& dw, const Query& dx, int activation, bool bias, double apart, const char* forced) {
-  const Forced wanted = parse(forced);
-  Together best;
-  if (wanted.kernel && *wanted.kernel != Kernel::small) return best;
-  if (hopper_refuses(dw) || hopper_refuses(dx)) return best;
-  // dY along its rows for dW, along K for dX; the others along their rows
-  if (!dw.a.mn_major() || !dw.b.mn_major() || !dx.a.k_major() || !dx.b.mn_major()) return best;
-  const SmallWork works[2] = {small_work(dw), small_work(dx)};
-  if (works[0].tiles + works[1].tiles > 1 << 24) return best;
-  const double grad = static_cast<double>(dx.M) * dx.K * bytes_of(dx.type);
-  const double bytes = bytes_moved(dw) + bytes_moved(dx);
-  const bool planes = dx.type == Type::f32 && dx.a_in_planes && dx.precision == Precision::highest;
-  const double moved = (activation != 0 ? 2 : 1) + (planes ? 1.5 : activation != 0 ? 1 : 0);  // times dY's bytes
-  const double pass_apart = activation != 0 || bias || planes ? kLaunch + moved * grad / kBandwidth : 0;
-  const double gaps = dx.type == Type::f32 ? 6 : 0;  // between launches: as much as 7 were measured
-  best.microseconds = wanted.kernel ? HUGE_VAL : apart + pass_apart + gaps;
-  for (const bool pass : {false, true}) {  // act' as dY is read, or in a pass before
-    if (pass && (activation == 0 || wanted.kernel)) continue;
-    const double before = pass ? kLaunch + 3 * grad / kBandwidth : 0;
-    const SmallCosts cost = small_costs(dx, pass ? 0 : activation);
-    for (int cluster = 1; cluster <= 8; cluster *= 2) {
-      if (wanted.config > 0 && cluster != wanted.config) continue;
-      for (int which = 0; which < (cluster == 1 ? 1 : 3); ++which) {  // both shared, or one
-        const int slices[2] = {which == 1 ? 1 : cluster, which == 2 ? 1 : cluster};
-        const double time = before + small_time(works, slices, 2, cost, dx.processors, bytes);
-        if (time >= best.microseconds) continue;
-        best = {true, pass, slices[0], slices[1], time};
-      }
-    }
-  }
-  return best;
-}
-
-ThroughChoice choose_through(const Query& product, int activation, bool sums, const char* forced) {
-  const Forced wanted = parse(forced);
-  ThroughChoice best;
-  if (activation == 0 || (wanted.kernel && *wanted.kernel != Kernel::wgmma) || wanted.spread > 0) return best;
-  Query q = product;
-  q.through = activation;
-  // a along K and b along its rows, as they lie, and results in whole 16 bytes
-  if (!q.a.k_major() || !q.b.mn_major() || q.N % 8 != 0) return best;
-  const Candidate c = by_tiles(q, Kernel::wgmma, wanted);
-  if (c.why_not || c.choice.pack_a || c.choice.pack_b) return best;
-  const double parts = static_cast<double>(divided_up(q.M, 128)) * 4 * q.N * 4;  // bytes
-  best.config = c.choice.config;
-  best.microseconds = c.choice.microseconds + (sums ? kLaunch + 1 + parts / kBandwidth : 0);
-  const double pass = kLaunch + 3.0 * q.M * q.N * bytes_of(q.type) / kBandwidth;
-  best.better = wanted.kernel || best.microseconds < choose(product, forced, nullptr).microseconds + pass;
-  return best;
 }
 
 Choice choose(const Query& q, const char* forced, Trace* trace) {

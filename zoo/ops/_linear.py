@@ -134,7 +134,7 @@ def _in_graph(grad: Tensor) -> bool:
 
 _ONE_LAUNCH = 256
 """Up to so many rows the operator makes the bias's gradient too: its backward pass is often one launch, which narrow
-layers have for more rows (csrc/choice.cpp, choose_together)."""
+layers have for more rows (csrc/choice_backward.cpp, choose_together)."""
 
 
 def sums_apart(grad: Tensor) -> bool:
