@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -363,6 +364,13 @@ def test_another_torch_does_not_load_it(monkeypatch):
     monkeypatch.setattr(_library, "build_info", lambda: {**built, "torch": "2.10.0"})
     reason = _library._load_eager()
     assert reason is not None and "built with torch 2.10.0" in reason and torch.__version__ in reason
+
+
+def test_one_of_older_sources_is_left(monkeypatch):
+    old, before = SimpleNamespace(linear=None, mlp=None), _library.eager_linear
+    monkeypatch.setattr(_library.importlib, "import_module", lambda name: old)
+    assert "no attribute 'implement'); rebuild zoo" in str(_library._load_eager())
+    assert _library.eager_linear is before is not None
 
 
 @pytest.mark.parametrize("eager", [None, "_C_eager.cpython-39-x86_64-linux-gnu.so"])

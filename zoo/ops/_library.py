@@ -122,7 +122,10 @@ def _load_eager() -> str | None:
     if built["torch"] != torch.__version__:
         return f"it was built with torch {built['torch']}, and this is {torch.__version__}; rebuild zoo with this torch"
     library = importlib.import_module("zoo._C_eager")
-    eager_linear, eager_mlp, implement = library.linear, library.mlp, library.implement
+    try:
+        eager_linear, eager_mlp, implement = library.linear, library.mlp, library.implement
+    except AttributeError as error:
+        return f"it was built from sources that are older than these ({error}); rebuild zoo"
     return None
 
 
