@@ -6,7 +6,7 @@ import contextlib
 import copy
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 
 import pytest
@@ -197,6 +197,27 @@ def test_a_list_of_many_numbers_is_soon_looked_at() -> None:
         model.cache = [model.weight * 2]
     assert time.process_time() - start < asked / 2
     assert sum(kinds) == 1 and not hasattr(model, "cache") and len(model.big) == 1_000_001
+
+
+class Closed(Mapping):
+    """A file of tensors that is closed."""
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        raise ValueError("not open")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter("ab")
+
+    def __len__(self) -> int:
+        return 2
+
+
+def test_what_cannot_be_read_stays() -> None:
+    model = nn.Linear(2, 2)
+    model.file, model.names = Closed(), ["first", Closed()]
+    with undisturbed(model):
+        model.result = model.weight * 2
+    assert not hasattr(model, "result") and isinstance(model.file, Closed)
 
 
 def test_parameters_that_a_lazy_module_makes_stay() -> None:

@@ -75,8 +75,9 @@ def within(values: Iterable[Any]) -> list[Any]:
             continue
         seen[id(value)] = value
         if not isinstance(value, Tensor):
-            inner = value.values() if isinstance(value, Mapping) else value
-            left += reversed([each for each in inner if counts[type(each)]])
+            with suppress(Exception):  # a mapping may read a file that is closed: it holds nothing that is seen
+                inner = value.values() if isinstance(value, Mapping) else value
+                left += reversed([each for each in inner if counts[type(each)]])
     return list(seen.values())
 
 

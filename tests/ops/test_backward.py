@@ -138,10 +138,17 @@ def test_a_batch_of_cotangents(device, activation):
         torch.testing.assert_close([t[i] for t in together], list(one))
 
 
-@pytest.mark.parametrize("activation", ["none", "gelu", "relu"])
-def test_a_compiled_graph_holds_one_operator_for_all_gradients(monkeypatch, activation):
-    if not torch.cuda.is_available():  # on a CPU the graph holds the operators one by one; the rule is the same
+@pytest.fixture
+def compiling(monkeypatch):
+    """On a CPU a graph holds the operators one by one; here it holds the fused one there too. And no graphs of other
+    tests: so many of one function are allowed."""
+    torch._dynamo.reset()
+    if not torch.cuda.is_available():
         monkeypatch.setattr(_linear, "_in_graph", lambda grad: _linear.is_compiled())
+
+
+@pytest.mark.parametrize("activation", ["none", "gelu", "relu"])
+def test_a_compiled_graph_holds_one_operator_for_all_gradients(compiling, activation):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     graphs = []
 
@@ -168,10 +175,8 @@ def test_a_compiled_graph_holds_one_operator_for_all_gradients(monkeypatch, acti
 @pytest.mark.parametrize("rows", [7, 300])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["linear", "mlp"])
-def test_a_compiled_graph_adds_up_many_rows_of_two_bytes_by_itself(monkeypatch, kind, dtype, rows):
+def test_a_compiled_graph_adds_up_many_rows_of_two_bytes_by_itself(compiling, kind, dtype, rows):
     """A sum of torch's can be taken where the gradient is computed; the operator would read it once more."""
-    if not torch.cuda.is_available():
-        monkeypatch.setattr(_linear, "_in_graph", lambda grad: _linear.is_compiled())
     device = "cuda" if torch.cuda.is_available() else "cpu"
     found = []
 
@@ -200,10 +205,7 @@ def test_a_compiled_graph_adds_up_many_rows_of_two_bytes_by_itself(monkeypatch, 
 
 
 @pytest.mark.parametrize(("leading", "features"), [((300,), 0), ((300, 2), 0), ((0,), 3)])
-def test_a_sum_of_nothing_in_a_compiled_graph(monkeypatch, leading, features):
-    torch._dynamo.reset()  # not one graph more of the same function
-    if not torch.cuda.is_available():
-        monkeypatch.setattr(_linear, "_in_graph", lambda grad: _linear.is_compiled())
+def test_a_sum_of_nothing_in_a_compiled_graph(compiling, leading, features):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     x, w, b = (
         torch.randn(*s, device=device, dtype=torch.bfloat16, requires_grad=True)
@@ -214,9 +216,7 @@ def test_a_sum_of_nothing_in_a_compiled_graph(monkeypatch, leading, features):
     torch.testing.assert_close(got, torch.autograd.grad(ops.linear(x, w, b).sum(), (x, w, b)))
 
 
-def test_rows_that_are_not_known_are_taken_for_many(monkeypatch):
-    if not torch.cuda.is_available():
-        monkeypatch.setattr(_linear, "_in_graph", lambda grad: _linear.is_compiled())
+def test_rows_that_are_not_known_are_taken_for_many(compiling):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     x, w, b = (
         torch.randn(*s, device=device, dtype=torch.bfloat16, requires_grad=True) for s in ((9, 8), (16, 8), (16,))
