@@ -92,7 +92,7 @@ PyObject* choose_together(PyObject*, PyObject* args) {
     turned.M = K, turned.N = N, turned.a_in_planes = false, turned.b_in_planes = true;
     turned.a = {1, K, true}, turned.b = {1, N, true};
     const zoo::Choice dw_choice = zoo::choose(dw, forced, nullptr), turned_choice = zoo::choose(turned, forced, nullptr);
-    const bool turn = zoo::turned_is_better(turned, turned_choice, dw_choice);
+    const bool turn = dw.type == zoo::Type::f32 && N % 8 == 0 && zoo::turned_is_better(turned, turned_choice, dw_choice);
     const double apart = (turn ? turned_choice : dw_choice).microseconds + zoo::choose(dx, forced, nullptr).microseconds;
     const zoo::Together t = zoo::choose_together(dw, dx, act, bias != 0, apart, forced);
     return Py_BuildValue("(NNiid)", PyBool_FromLong(t.better), PyBool_FromLong(t.pass), t.dw_slices, t.dx_slices, t.microseconds);

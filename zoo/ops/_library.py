@@ -21,6 +21,7 @@ __all__ = [
     "eager_linear",
     "eager_mlp",
     "implement",
+    "library",
     "library_path",
     "operators",
 ]
@@ -121,9 +122,9 @@ def _load_eager() -> str | None:
         return "the last build of zoo did not make it for this Python; rebuild zoo with this Python and torch"
     if built["torch"] != torch.__version__:
         return f"it was built with torch {built['torch']}, and this is {torch.__version__}; rebuild zoo with this torch"
-    library = importlib.import_module("zoo._C_eager")
+    module = importlib.import_module("zoo._C_eager")
     try:
-        eager_linear, eager_mlp, implement = library.linear, library.mlp, library.implement
+        eager_linear, eager_mlp, implement = module.linear, module.mlp, module.implement
     except AttributeError as error:
         return f"it was built from sources that are older than these ({error}); rebuild zoo"
     return None
@@ -133,11 +134,12 @@ eager_linear: Any = _left_to_python
 """``linear`` as eager mode calls it, with its autograd in C++; NotImplemented for what Python has to do
 (csrc/eager.cpp)."""
 eager_mlp: Any = _left_to_python
-_autograd = torch.library.Library("zoo", "IMPL")
+library = torch.library.Library("zoo", "IMPL")
+"""What is registered from Python lives as long as this."""
 
 
 def _implement(name: str, function: Any) -> None:
-    _autograd.impl(name, function, "Autograd")
+    library.impl(name, function, "Autograd")
 
 
 implement: Any = _implement

@@ -24,7 +24,7 @@ from torch._guards import TracingContext
 from torch.autograd import Function, forward_ad
 from torch.nn import Parameter
 
-from zoo.ops._library import implement
+from zoo.ops._library import implement, library
 
 __all__ = [
     "Rule",
@@ -86,9 +86,6 @@ class Rule:
         raise NotImplementedError
 
 
-_library = torch.library.Library("zoo", "IMPL")
-
-
 def register(rule: type[Rule]) -> type[Rule]:
     """Class decorator: make the Functions of a rule and register its kernels."""
     op = rule.op
@@ -142,7 +139,7 @@ def register(rule: type[Rule]) -> type[Rule]:
         return _eager(rule, args)
 
     implement(name, autograd_kernel)
-    torch.library.register_vmap(op, rule.vmap, lib=_library)
+    torch.library.register_vmap(op, rule.vmap, lib=library)
     return rule
 
 
