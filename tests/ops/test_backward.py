@@ -221,7 +221,15 @@ def test_rows_that_are_not_known_are_taken_for_many(compiling):
     x, w, b = (
         torch.randn(*s, device=device, dtype=torch.bfloat16, requires_grad=True) for s in ((9, 8), (16, 8), (16,))
     )
-    compiled = torch.compile(ops.linear, backend="aot_eager", fullgraph=True)
+    found = []
+
+    def compiler(graph, inputs):
+        found.append([n for n in graph.graph.nodes if n.target is torch.ops.zoo.linear_backward.default])
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler)
+    compiled = torch.compile(ops.linear, backend=backend, fullgraph=True)
     torch._dynamo.mark_dynamic(x, 0, min=2, max=4096)  # a guard on 256 would break this promise
     got = torch.autograd.grad(compiled(x, w, b).sum(), (x, w, b))
+    assert [n.args[5:8] for n in found[1]] == [(True, True, False)]
     torch.testing.assert_close(got, torch.autograd.grad(ops.linear(x, w, b).sum(), (x, w, b)))

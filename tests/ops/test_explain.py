@@ -277,3 +277,40 @@ def test_weight_gradients_of_many_rows_in_tf32_are_left_to_torch(m, k, n):
     gradient = {"M": n, "N": k, "K": m, "a": (1, n, True), "b": (1, k, True)}
     assert query(**gradient, precision="high")[0] == "cublas"
     assert query(**gradient)[0] == "split6"
+
+
+def test_small_float32_products_take_what_was_measured_to_be_fastest():
+    """By hand on an H200, each with 1, 2, 4 and 8 blocks a tile and by split6."""
+    fastest = {
+        (64, 768, 1000): 4,
+        (64, 2048, 1000): 8,
+        (256, 2048, 1000): 2,
+        (64, 512, 1000): 4,
+        (256, 512, 1000): 2,
+        (64, 784, 256): 8,
+        (64, 256, 256): 4,
+        (64, 256, 10): 4,
+    }
+    for shape, blocks in fastest.items():
+        found = choice(shape)
+        assert (found.kernel, found.configuration) == ("small", f"64x64 tiles, {blocks} blocks a tile"), shape
+    assert {choice(shape).kernel for shape in ((1024, 768, 768), (3136, 768, 768), (200704, 96, 288))} == {"split6"}
+
+
+def test_small_float32_backward_passes_take_what_was_measured_to_be_fastest():
+    for shape in ((64, 768, 1000), (64, 2048, 1000), (64, 784, 256), (64, 256, 256)):
+        assert together(*shape)[:4] == (True, False, 1, 4)
+    assert together(64, 512, 1000)[:4] == (True, False, 1, 8) and together(256, 2048, 1000)[:4] == (True, False, 1, 2)
+    assert not together(3136, 768, 768)[0], "102 us apart, 119 in one"
+    assert not together(200704, 96, 288)[0] and together(200704, 96, 288)[4] < 551, (
+        "dW turned; 803 us were measured if not"
+    )
+
+
+def test_small_float32_products_of_ragged_rows_cost_more():
+    """Copies of 4 bytes: 20.7 us for (64, 2047, 999), where (64, 2048, 1000) takes 14.1."""
+    whole, ragged = (
+        query(M=64, N=n, K=k, a=(k, 1, True), b=(k, 1, True), forced="small:8")[3]
+        for k, n in ((2048, 1000), (2047, 999))
+    )
+    assert whole == pytest.approx(14.1, rel=0.1) and ragged == pytest.approx(20.7, rel=0.15)
