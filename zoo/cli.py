@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand
 
 from zoo.commands.output import AsJson, deliver, tell
-from zoo.launch import launched, rank, run_and_leave
+from zoo.launch import rank
 from zoo.report import Report
 from zoo.version import __version__
 
@@ -694,6 +694,4 @@ def doctor(as_json: AsJson = False) -> None:
 
 def main() -> None:
     """Entry point of the ``zoo`` script."""
-    if launched():
-        run_and_leave(app)
     app()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import pickle
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from support import training
 from support.ranks import outcomes, run_on
 from zoo import checkpoint
 from zoo.factory import create
-from zoo.train import TrainConfig, run, train
+from zoo.train import TrainConfig, ranks, run, train
 from zoo.train.checkpoints import listed
 from zoo.train.comparing import STEP_TOLERANCE
 from zoo.train.data import batches_to_test, open_data, share
@@ -195,7 +198,71 @@ train(TrainConfig(**{FIELDS!r}), {str(tmp_path / "run")!r}, watch=watch)
     assert train(TrainConfig(**FIELDS), tmp_path / "run", resume=True).resumed_from == 11
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "tp"])
+def test_a_rank_whose_work_is_done_ends_well(tmp_path: Path, strategy: str) -> None:
+    """A thread of gloo that waits for Python's lock aborts a process that ends, in most runs where none waits for it.
+
+    The model that still lives, and DTensor's caches, hold the group.
+    """
+    script = tmp_path / "leaving.py"
+    script.write_text(
+        f"""
+import sys, torch, zoo
+import torch.distributed as dist
+from zoo.train.ranks import joined
+from zoo.train.strategies import spread
+
+with joined("cpu") as ranks:
+    model = spread(zoo.create("mlp"), {strategy!r}, ranks)
+    model(torch.randn(4, 1, 28, 28)).sum().backward()
+    sys.setswitchinterval(1000)  # Python's lock is given up where Python waits, and nowhere else
+    for tensor in [torch.ones(1000) for _ in range(20)]:
+        dist.all_reduce(tensor)
+"""
+    )
+    done = torchrun(script=(str(script),))
+    assert done.returncode == 0, done.stderr
+
+
 # Without ranks
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the names and states of threads are Linux's")
+def test_threads_that_do_collectives_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    started, done, over = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        ctypes.CDLL(None).prctl(15, b"pt_gloo_runloop")  # PR_SET_NAME
+        started.set()
+        end = time.monotonic() + 0.3
+        while time.monotonic() < end:
+            pass
+        done.set()
+        over.wait()
+
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: None)
+    thread = threading.Thread(target=work)
+    thread.start()
+    started.wait()
+    try:
+        ranks._leave(at_most=0.05)
+        assert not done.is_set()  # not for longer than that
+        ranks._leave(at_most=60)
+        assert done.is_set()
+    finally:
+        over.set()
+        thread.join()
+    assert not ranks._gloo_threads()
+
+
+def gloo_threads() -> int:
+    torch.distributed.barrier()
+    return len(ranks._gloo_threads())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the names and states of threads are Linux's")
+def test_threads_of_gloo_are_known_by_their_name() -> None:
+    assert all(count > 0 for count in run_on(2, gloo_threads))
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 5, 8])

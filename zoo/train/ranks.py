@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -123,10 +125,39 @@ def joined(device: str) -> Iterator[Ranks]:
             yield Ranks(rank, size, place)
     except BaseException:
         if owns and dist.is_initialized() and place.type == "cpu":
-            dist.destroy_process_group()  # the others learn of it at once; NCCL would wait for them
+            _leave()  # the others learn of it at once; NCCL would wait for them
         raise
     if owns and dist.is_initialized():
-        dist.destroy_process_group()
+        _leave()
+
+
+def _leave(at_most: float = 5.0) -> None:
+    """Leave the group, and wait until gloo's threads rest.
+
+    A thread of gloo takes Python's lock to drop the tensors of the last collective that it did. Where Python ends
+    meanwhile, that aborts the process, whose work is done, and fails the whole launch. Torch joins the threads with
+    the group, but a DDP model that still lives holds the group, and DTensor's caches hold it for good.
+    """
+    dist.destroy_process_group()
+    end, before = time.monotonic() + at_most, None
+    while (now := _gloo_threads()) and not (now == before and all(state == "S" for state, *_ in now.values())):
+        if time.monotonic() > end:
+            return
+        before = now
+        time.sleep(0.001)  # Python's lock is free: who waits for it runs now, and is seen to
+
+
+def _gloo_threads() -> dict[str, tuple[str, ...]]:
+    """State, and how often it began to run, of each thread that does collectives; empty where the system is silent."""
+    found = {}
+    for thread in Path("/proc/self/task").glob("*"):
+        with contextlib.suppress(OSError):  # it has ended
+            lines = (thread / "status").read_text().splitlines()
+            said = dict(line.split(":", 1) for line in lines if ":" in line)
+            if said["Name"].strip() == "pt_gloo_runloop":
+                switches = [said.get(kind, "") for kind in ("voluntary_ctxt_switches", "nonvoluntary_ctxt_switches")]
+                found[thread.name] = (said["State"].split()[0], *switches)
+    return found
 
 
 def _device_of_rank(device: str) -> torch.device:
