@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -231,30 +230,30 @@ with joined("cpu") as ranks:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the names and states of threads are Linux's")
 def test_threads_that_do_collectives_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    started, done, over = threading.Event(), threading.Event(), threading.Event()
+    started, enough, done, over = (threading.Event() for _ in range(4))
 
     def work() -> None:
         ctypes.CDLL(None).prctl(15, b"pt_gloo_runloop")  # PR_SET_NAME
         started.set()
-        end = time.monotonic() + 0.3
-        while time.monotonic() < end:
+        while not enough.is_set():
             pass
         done.set()
         over.wait()
 
     monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: None)
-    thread = threading.Thread(target=work)
+    thread, later = threading.Thread(target=work), threading.Timer(0.3, enough.set)
     thread.start()
-    started.wait()
     try:
-        ranks._leave(at_most=0.05)
-        assert not done.is_set()  # not for longer than that
+        assert started.wait(60)
+        ranks._leave(at_most=0.05)  # and for no longer
+        later.start()
         ranks._leave(at_most=60)
         assert done.is_set()
     finally:
+        later.cancel()
+        enough.set()
         over.set()
         thread.join()
-    assert not ranks._gloo_threads()
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 5, 8])
