@@ -245,7 +245,6 @@ def test_threads_that_do_collectives_are_waited_for(monkeypatch: pytest.MonkeyPa
     thread.start()
     try:
         assert started.wait(60)
-        ranks._leave(at_most=0.05)  # and for no longer
         later.start()
         ranks._leave(at_most=60)
         assert done.is_set()
@@ -254,6 +253,23 @@ def test_threads_that_do_collectives_are_waited_for(monkeypatch: pytest.MonkeyPa
         enough.set()
         over.set()
         thread.join()
+
+
+def test_what_is_seen_of_a_thread_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sleeps at two looks, and has not run between. One that could run, and does not get to, is not at rest."""
+    looks = iter([("R", "1"), ("R", "1"), ("S", "2"), ("S", "3"), ("S", "3"), ("never", "looked at")])
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: None)
+    monkeypatch.setattr(ranks, "_gloo_threads", lambda: {"1": next(looks)})
+    ranks._leave(at_most=600)
+    assert list(looks) == [("never", "looked at")]
+
+
+def test_a_thread_that_never_rests_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter(range(10_000))
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: None)
+    monkeypatch.setattr(ranks, "_gloo_threads", lambda: {"1": ("S", str(next(looks)))})
+    ranks._leave(at_most=0.05)  # a look is a millisecond apart
+    assert 2 <= next(looks) < 9_999
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 5, 8])

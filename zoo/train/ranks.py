@@ -132,7 +132,7 @@ def joined(device: str) -> Iterator[Ranks]:
 
 
 def _leave(at_most: float = 5.0) -> None:
-    """Leave the group, and wait until gloo's threads rest.
+    """Leave the group, and wait until gloo's threads rest, ``at_most`` seconds.
 
     A thread of gloo takes Python's lock to drop the tensors of the last collective that it did. Where Python ends
     meanwhile, that aborts the process, whose work is done, and fails the whole launch. Torch joins the threads with
