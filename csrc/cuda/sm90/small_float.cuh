@@ -1,6 +1,6 @@
 // A step of `small` for float32: 64 x 64 by wgmma, six products of bf16 planes. A warpgroup has a half of the step's K. It
-// splits a in registers, on the way from shared memory to the tensor cores, and b into planes in shared memory, which take the
-// place of the step's operands once they are read.
+// splits a in registers, by truncation, on the way from shared memory to the tensor cores, and b, by rounding, into planes in
+// shared memory, which take the place of the step's operands once they are read.
 //
 // A thread takes of every 16 steps of K the four 4 c .. 4 c + 3 (c = lane % 4), whatever steps wgmma's fragments name them: both
 // operands agree. Of a it has the rows 2 g and 2 g + 1 (g = lane / 4) of its warp's 16, of b's rows 8 w + g and 32 below.
@@ -93,7 +93,7 @@ struct FloatTile {
         const int row = row_b + 32 * r;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          const Parts p = split_pair(b[s][r][2 * h], b[s][r][2 * h + 1]);
+          const Parts p = split_pair_rounded(b[s][r][2 * h], b[s][r][2 * h + 1]);
           const uint32_t to = planes + row * (kDepth * 2) + ((2 * s + h) ^ (row >> 1 & 3)) * 16 + c * 4;
           ptx::store_shared(to, __uint_as_float(p.high));
           ptx::store_shared(to + kPlane, __uint_as_float(p.middle));

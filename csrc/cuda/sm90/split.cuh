@@ -49,4 +49,22 @@ __device__ __forceinline__ Parts split_pair(float x, float y) {
   return {halves(x, y), halves(x1, y1), halves(rest(x1), rest(y1))};
 }
 
+// Rounded: the three hold all of x's bits just the same, and what a product drops has no sign of its own. Beyond bf16's range
+// it is inf and -inf, so NaN, as what is not finite is.
+__device__ __forceinline__ Parts split_pair_rounded(float x, float y) {
+  const auto rounded = [](float v, float w) {
+    uint32_t packed;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(w), "f"(v));
+    return packed;
+  };
+  const auto low = [](uint32_t pair) { return __uint_as_float(pair << 16); };
+  const auto high = [](uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000u); };
+  Parts parts;
+  parts.high = rounded(x, y);
+  const float x1 = x - low(parts.high), y1 = y - high(parts.high);
+  parts.middle = rounded(x1, y1);
+  parts.low = rounded(x1 - low(parts.middle), y1 - high(parts.middle));
+  return parts;
+}
+
 }  // namespace zoo::cuda::sm90
