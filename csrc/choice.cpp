@@ -38,7 +38,6 @@ constexpr double kWgmmaEpilogue[] = {0.26, 0.28, 0.44, 0.42, 0.42};
 constexpr double kThroughEpilogue[] = {0, 0.34, 0.51, 0.54, 0.54};
 // What is left of it where two warpgroups share a tile, and one's instructions fill the other's waits.
 constexpr double kShared = 0.55, kWgmmaShared = 0.65;
-constexpr double kReading = 4.2e6;      // bytes a microsecond, of passes that only read
 constexpr double kPieces = 0.2e-3;      // microseconds an element of a spread tile and piece of it
 
 // The numbers here were fitted to what one H200 measured; examples/results/h200-linear*.json hold it, and sm90/NOTES.md.
@@ -109,11 +108,15 @@ Forced model::parse(const char* text) {
 
 namespace {
 
-// Microseconds of reading both operands and writing the output.
+// Microseconds of reading both operands and writing the output; `a_bytes`, `b_bytes` of an element, where it is not the type's.
+double traffic(const Query& q, int a_bytes, int b_bytes) {
+  const double output = static_cast<double>(q.M) * q.N * (q.through ? 2 : 1) * bytes_of(q.type);
+  const double a = static_cast<double>(q.M) * q.K * a_bytes, b = static_cast<double>(q.N) * q.K * b_bytes;
+  return static_cast<double>(q.batch) * (a + b + output) / kBandwidth;
+}
+
 double traffic(const Query& q) {
-  const double output = static_cast<double>(q.M) * q.N * (q.through ? 2 : 1);
-  const double elements = static_cast<double>(q.M) * q.K + static_cast<double>(q.N) * q.K + output;
-  return static_cast<double>(q.batch) * elements * bytes_of(q.type) / kBandwidth;
+  return traffic(q, bytes_of(q.type), bytes_of(q.type));
 }
 
 double packing_time(const Query& q, const Choice& c) {
@@ -294,7 +297,8 @@ Candidate model::by_tiles(const Query& q, Kernel kernel, const Forced& forced) {
     if (s.raw && (c.why_not = no_raw)) return;
     int spread = 0;
     const double tiles = tiles_time(q, s, products, &spread);
-    double time = kLaunch + std::max(tiles, traffic(q));
+    const int planes = f32 ? products == 6 ? 6 : 4 : 2;  // bytes of an element
+    double time = kLaunch + std::max(tiles, traffic(q, s.raw ? 4 : planes, planes));
     // the pass that makes planes
     const int64_t split = (s.raw || q.a_in_planes ? 0 : q.M) + (q.b_in_planes ? 0 : q.N);
     if (f32 && split > 0) time += kLaunch + static_cast<double>(split) * q.K * 10 / kBandwidth;

@@ -79,10 +79,23 @@ Choice choose(const Query& query, const char* forced, Trace* trace);
 // Whether `forced` names a tile shape of split6 that splits a in registers.
 bool forces_raw(const char* forced);
 
-// Whether float32's dW is better computed as X^T dY, turned: X is split in registers, and dY's planes are the other operand.
-bool turned_is_better(const Query& turned, const Choice& turned_choice, const Choice& dw_choice);
+// A backward pass, dw = dY^T X and dx = dY W, by products of their own: what a pass before makes of dY, with db and the
+// activation's derivative, and how the products read it.
+struct Apart {
+  bool planes = false;  // of float32, bf16 planes; else dY act'(z), where there is an activation, or nothing
+  bool raw_dx = false;  // planes are for dW alone: dX reads dY itself
+  bool turn = false;    // dW as X^T dY, turned: X is split in registers, and dY's planes are the other operand
+  Choice dx, dw;        // dw of the turned product, where it is
+  double microseconds = 0;
+};
 
-// A backward pass's two products in one launch of `small`, with db and the activation's derivative.
+// A null query: this gradient is not asked for. `rows`: dY's rows are such that a pass can make planes of them.
+Apart choose_apart(const Query* dw, const Query* dx, int activation, bool bias, bool rows, const char* forced);
+
+// The product X^T dY, whose result is dW turned.
+Query turned(const Query& dw);
+
+// Both gradients in one launch of `small`, with db and the activation's derivative.
 struct Together {
   bool better = false;
   bool pass = false;  // dY act'(z) by a pass before, not as dY is read
@@ -90,10 +103,8 @@ struct Together {
   double microseconds = 0;
 };
 
-// dw = dY^T X, dx = dY W. `apart`: microseconds of the two in launches of their own; dY act'(z) and db then need a pass
-// before. Forced to `small`, it is better wherever it can be.
-Together choose_together(
-    const Query& dw, const Query& dx, int activation, bool bias, double apart, const char* forced);
+// `apart`: microseconds of choose_apart. Forced to `small`, it is better wherever it can be.
+Together choose_together(const Query& dw, const Query& dx, int activation, double apart, const char* forced);
 
 // A gradient's product whose epilogue multiplies by act'(saved) and sums the columns.
 struct ThroughChoice {

@@ -3,17 +3,74 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace zoo {
 
 using namespace model;
 
-bool turned_is_better(const Query& turned, const Choice& turned_choice, const Choice& dw_choice) {
-  return turned_choice.raw_a && turned.a.mn_major() && turned_choice.microseconds < dw_choice.microseconds;
+namespace {
+
+bool by_planes(const Choice& c) {
+  return (c.kernel == Kernel::split6 || c.kernel == Kernel::split3) && !c.pack_a && !c.raw_a;
 }
 
-Together choose_together(
-    const Query& dw, const Query& dx, int activation, bool bias, double apart, const char* forced) {
+double pass_time(double bytes, bool bias, double bandwidth) {
+  return kLaunch + bytes / bandwidth + (bias ? kLaunch : 0);  // db is added up in a launch of its own
+}
+
+}  // namespace
+
+Query turned(const Query& dw) {
+  Query q = dw;
+  std::swap(q.M, q.N);
+  std::swap(q.a, q.b);
+  q.a_in_planes = false, q.b_in_planes = true;
+  return q;
+}
+
+Apart choose_apart(const Query* dw, const Query* dx, int activation, bool bias, bool rows, const char* forced) {
+  const bool changed = activation != 0;
+  Apart plain;
+  if (dx) plain.dx = choose(*dx, forced, nullptr);
+  if (dw) plain.dw = choose(*dw, forced, nullptr);
+  if (!dx && !dw) return plain;
+  const Query& any = dx ? *dx : *dw;
+  const double elements = static_cast<double>(dx ? dx->M : dw->K) * (dx ? dx->K : dw->M), each = bytes_of(any.type);
+  plain.microseconds = plain.dx.microseconds + plain.dw.microseconds;
+  if (changed) plain.microseconds += pass_time(3 * each * elements, bias, kBandwidth);
+  else if (bias) plain.microseconds += pass_time(each * elements, bias, kReading);
+  if (any.type != Type::f32 || !rows) return plain;
+
+  Query dx_planes{}, dw_planes{};
+  Choice dx_of[2], dw_of[2];  // from dY's planes, and X from dY itself, which is what the pass reads; W from dY's planes, and turned
+  bool dx_can[2] = {!dx, dx && dw && !changed}, dw_can[2] = {!dw, false};
+  if (dx) {
+    (dx_planes = *dx).a_in_planes = true;
+    dx_of[0] = choose(dx_planes, forced, nullptr), dx_of[1] = plain.dx;
+    dx_can[0] = by_planes(dx_of[0]);
+    dx_can[1] = dx_can[1] && dx_of[1].microseconds < 0.97 * dx_of[0].microseconds;  // the model is no finer
+  }
+  if (dw) {
+    (dw_planes = *dw).a_in_planes = true;
+    dw_of[0] = choose(dw_planes, forced, nullptr), dw_of[1] = choose(turned(*dw), forced, nullptr);
+    dw_can[0] = by_planes(dw_of[0]), dw_can[1] = dw_of[1].raw_a && dw->b.mn_major();
+  }
+  Apart best = plain;
+  for (const bool raw : {false, true}) {
+    for (const bool turn : {false, true}) {
+      if (!dx_can[raw] || !dw_can[turn]) continue;
+      Apart c{true, raw, turn, dx_of[raw], dw_of[turn]};
+      const bool three = (dx && !raw && c.dx.kernel == Kernel::split6) || (dw && c.dw.kernel == Kernel::split6);
+      const double bytes = 4.0 * (changed ? 2 : 1) + (three ? 6 : 4);
+      c.microseconds = c.dx.microseconds + c.dw.microseconds + pass_time(bytes * elements, bias, kBandwidth);
+      if (c.microseconds < best.microseconds) best = c;
+    }
+  }
+  return best;
+}
+
+Together choose_together(const Query& dw, const Query& dx, int activation, double apart, const char* forced) {
   const Forced wanted = parse(forced);
   Together best;
   if (wanted.kernel && *wanted.kernel != Kernel::small) return best;
@@ -24,11 +81,8 @@ Together choose_together(
   if (works[0].tiles + works[1].tiles > 1 << 24) return best;
   const double grad = static_cast<double>(dx.M) * dx.K * bytes_of(dx.type);
   const double bytes = bytes_moved(dw) + bytes_moved(dx);
-  const bool planes = dx.type == Type::f32 && dx.a_in_planes && dx.precision == Precision::highest;
-  const double moved = (activation != 0 ? 2 : 1) + (planes ? 1.5 : activation != 0 ? 1 : 0);  // times dY's bytes
-  const double pass_apart = activation != 0 || bias || planes ? kLaunch + moved * grad / kBandwidth : 0;
   const double gaps = dx.type == Type::f32 ? 6 : 0;  // between launches: as much as 7 were measured
-  best.microseconds = wanted.kernel ? HUGE_VAL : apart + pass_apart + gaps;
+  best.microseconds = wanted.kernel ? HUGE_VAL : apart + gaps;
   for (const bool pass : {false, true}) {  // act' as dY is read, or in a pass before
     if (pass && (activation == 0 || wanted.kernel)) continue;
     const double before = pass ? kLaunch + 3 * grad / kBandwidth : 0;

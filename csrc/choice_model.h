@@ -7,6 +7,7 @@ namespace zoo::model {
 
 constexpr double kLaunch = 2.5;       // microseconds of a kernel that does nothing
 constexpr double kBandwidth = 3.3e6;  // bytes a microsecond, of passes that read and write
+constexpr double kReading = 4.2e6;    // of passes that only read
 
 inline int64_t divided_up(int64_t a, int64_t b) {
   return (a + b - 1) / b;

@@ -63,38 +63,62 @@ PyObject* choose(PyObject*, PyObject* args) {
       rejected);
 }
 
-PyObject* choose_together(PyObject*, PyObject* args) {
+struct BackwardQuery {
+  zoo::Query dw{}, dx{};
+  int activation, bias;
+  const char* forced;
+};
+
+// A dense gradient's two products.
+bool read_backward(PyObject* args, const char* name, BackwardQuery& q) {
   long long M, N, K;
-  int bias, capability, processors, hopper;
-  const char *type, *activation, *precision, *forced;
+  int capability, processors, hopper;
+  const char *type, *activation, *precision;
   if (!PyArg_ParseTuple(
-          args, "LLLsspsiipz", &M, &N, &K, &type, &activation, &bias, &precision, &capability, &processors, &hopper, &forced)) {
-    return nullptr;
+          args, "LLLsspsiipz", &M, &N, &K, &type, &activation, &q.bias, &precision, &capability, &processors, &hopper,
+          &q.forced)) {
+    return false;
   }
-  const int which_type = index_of(type, kTypes, 4, "dtype"), act = index_of(activation, kActivations, 5, "activation");
-  const int which_precision = index_of(precision, kPrecisions, 3, "precision");
-  if (which_type < 0 || act < 0 || which_precision < 0) return nullptr;
+  const int which_type = index_of(type, kTypes, 4, "dtype"), which_precision = index_of(precision, kPrecisions, 3, "precision");
+  q.activation = index_of(activation, kActivations, 5, "activation");
+  if (which_type < 0 || q.activation < 0 || which_precision < 0) return false;
   if (M < 0 || N < 0 || K < 0 || processors < 1) {
-    PyErr_SetString(PyExc_ValueError, "zoo._C.choose_together: sizes must not be negative, and processors at least 1");
+    PyErr_Format(PyExc_ValueError, "zoo._C.%s: sizes must not be negative, and processors at least 1", name);
+    return false;
+  }
+  q.dw.batch = 1, q.dw.M = N, q.dw.N = K, q.dw.K = M;
+  q.dw.type = static_cast<zoo::Type>(which_type), q.dw.precision = static_cast<zoo::Precision>(which_precision);
+  q.dw.capability = capability, q.dw.processors = processors, q.dw.hopper = hopper != 0;
+  q.dw.a = {1, N, true}, q.dw.b = {1, K, true};
+  q.dx = q.dw;
+  q.dx.M = M, q.dx.N = K, q.dx.K = N;
+  q.dx.a = {N, 1, true}, q.dx.b = {1, K, true};
+  return true;
+}
+
+zoo::Apart apart_of(const BackwardQuery& q) {
+  return zoo::choose_apart(&q.dw, &q.dx, q.activation, q.bias != 0, q.dw.M % 8 == 0, q.forced);
+}
+
+PyObject* choose_apart(PyObject*, PyObject* args) {
+  BackwardQuery q;
+  if (!read_backward(args, "choose_apart", q)) return nullptr;
+  try {
+    const zoo::Apart a = apart_of(q);
+    return Py_BuildValue(
+        "(NNNssd)", PyBool_FromLong(a.planes), PyBool_FromLong(a.raw_dx), PyBool_FromLong(a.turn), zoo::name_of(a.dx.kernel),
+        zoo::name_of(a.dw.kernel), a.microseconds);
+  } catch (const std::runtime_error& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
     return nullptr;
   }
-  zoo::Query dw{};
-  dw.batch = 1, dw.M = N, dw.N = K, dw.K = M;
-  dw.type = static_cast<zoo::Type>(which_type), dw.precision = static_cast<zoo::Precision>(which_precision);
-  dw.capability = capability, dw.processors = processors, dw.hopper = hopper != 0;
-  dw.a = {1, N, true}, dw.b = {1, K, true};
-  zoo::Query dx = dw;
-  dx.M = M, dx.N = K, dx.K = N;
-  dx.a = {N, 1, true}, dx.b = {1, K, true};
-  dw.a_in_planes = dx.a_in_planes = true;
+}
+
+PyObject* choose_together(PyObject*, PyObject* args) {
+  BackwardQuery q;
+  if (!read_backward(args, "choose_together", q)) return nullptr;
   try {
-    zoo::Query turned = dw;
-    turned.M = K, turned.N = N, turned.a_in_planes = false, turned.b_in_planes = true;
-    turned.a = {1, K, true}, turned.b = {1, N, true};
-    const zoo::Choice dw_choice = zoo::choose(dw, forced, nullptr), turned_choice = zoo::choose(turned, forced, nullptr);
-    const bool turn = dw.type == zoo::Type::f32 && N % 8 == 0 && zoo::turned_is_better(turned, turned_choice, dw_choice);
-    const double apart = (turn ? turned_choice : dw_choice).microseconds + zoo::choose(dx, forced, nullptr).microseconds;
-    const zoo::Together t = zoo::choose_together(dw, dx, act, bias != 0, apart, forced);
+    const zoo::Together t = zoo::choose_together(q.dw, q.dx, q.activation, apart_of(q).microseconds, q.forced);
     return Py_BuildValue("(NNiid)", PyBool_FromLong(t.better), PyBool_FromLong(t.pass), t.dw_slices, t.dx_slices, t.microseconds);
   } catch (const std::runtime_error& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
@@ -132,6 +156,7 @@ PyObject* choose_through(PyObject*, PyObject* args) {
 
 PyMethodDef methods[] = {
     {"choose", choose, METH_VARARGS, "Which CUDA kernel computes a product; see _C.pyi and csrc/choice.h."},
+    {"choose_apart", choose_apart, METH_VARARGS, "How a backward pass is done by products of their own; see _C.pyi."},
     {"choose_together", choose_together, METH_VARARGS, "Whether a backward pass is one launch; see _C.pyi."},
     {"choose_through", choose_through, METH_VARARGS, "Whether act' is in a product's epilogue; see _C.pyi."},
     {nullptr, nullptr, 0, nullptr}};

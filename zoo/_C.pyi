@@ -38,6 +38,33 @@ def choose(
         ValueError: an unknown name, or a negative size.
     """
 
+def choose_apart(
+    M: int,
+    N: int,
+    K: int,
+    dtype: str,
+    activation: str,
+    bias: bool,
+    precision: str,
+    capability: int,
+    processors: int,
+    hopper: bool,
+    forced: str | None,
+    /,
+) -> tuple[bool, bool, bool, str, str, float]:
+    """How dX (M, K) and dW (N, K) of a dense gradient (M, N) are made by products of their own, as csrc/choice.h has it.
+
+    Arguments as those of ``choose``; ``bias`` is whether db is asked for.
+
+    Returns:
+        whether a pass makes bf16 planes of the gradient; whether dX reads the gradient itself all the same; whether dW
+        is computed turned; the kernels of dX and of dW; the model's microseconds of all.
+
+    Raises:
+        RuntimeError: the forced kernel is unknown or cannot compute one of the two.
+        ValueError: an unknown name, or a negative size.
+    """
+
 def choose_together(
     M: int,
     N: int,
@@ -55,7 +82,7 @@ def choose_together(
     """Whether dX (M, K) and dW (N, K) of a dense gradient (M, N) are one launch of ``small``, as csrc/choice.h has it.
 
     Of fewer than nine rows another kernel makes them where it can, before this is asked. Arguments as those of
-    ``choose``; ``bias`` is whether db is asked for.
+    ``choose_apart``.
 
     Returns:
         whether it is better than each in a launch of its own; whether act'(z) takes a pass before; blocks that share

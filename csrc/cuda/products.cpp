@@ -248,10 +248,6 @@ bool allows_gemv(const char* forced) {
   return !forced || !*forced || std::string(forced) == "gemv";
 }
 
-bool by_planes(const Choice& c) {
-  return c.kernel == Kernel::split6 || c.kernel == Kernel::split3;
-}
-
 }  // namespace
 
 Act act_of(const std::string& name) {
@@ -365,47 +361,32 @@ bool run_backward(const Backward& b, const Tensor& like, const Launch& launch) {
   dw.y = b.weight_grad;
   dx.a = {b.grad.data, 0, ld, b.grad.col_stride};
   dw.a = {b.grad.data, 0, b.grad.col_stride, ld};
-  Query dx_query = query_of(dx, type, launch), dw_query = query_of(dw, type, launch);
-  dw_query.a_in_planes = true;  // one pass makes planes of dY, with db
-  dx_query.a_in_planes = b.weight_grad != nullptr;
-  if (dx_query.capability != 90 || !dx_query.hopper || forces_raw(std::getenv("ZOO_LINEAR_KERNEL"))) return false;
-  const Choice dx_choice = b.input_grad ? choice_of(dx_query) : Choice{};
-  const Choice dw_choice = b.weight_grad ? choice_of(dw_query) : Choice{};
-  const bool f32 = type == Type::f32, whole = whole_rows(b);
-  Product turned{};
-  turned.batch = 1, turned.M = b.K, turned.N = b.N, turned.K = b.M;
-  turned.a = {b.input.data, 0, b.input.col_stride, b.input.row_stride};
-  turned.b = {b.grad.data, 0, ld, b.grad.col_stride};
-  turned.y = b.weight_grad;
-  const bool may_turn = f32 && whole && b.weight_grad;
-  Query turned_query = may_turn ? query_of(turned, type, launch) : Query{};
-  turned_query.b_in_planes = true;
-  const Choice turned_choice = may_turn ? choice_of(turned_query) : Choice{};
-  const bool turn = may_turn && turned_is_better(turned_query, turned_choice, dw_choice);
+  const Query dx_query = query_of(dx, type, launch), dw_query = query_of(dw, type, launch);
+  const char* forced = std::getenv("ZOO_LINEAR_KERNEL");
+  if (dx_query.capability != 90 || !dx_query.hopper || forces_raw(forced)) return false;
+  const bool whole = whole_rows(b);
+  const int act = static_cast<int>(b.act);
+  const Apart apart = choose_apart(
+      b.weight_grad ? &dw_query : nullptr, b.input_grad ? &dx_query : nullptr, act, b.bias_grad != nullptr, whole, forced);
   if (b.input_grad && b.weight_grad) {
-    const Together t = choose_together(
-        dw_query, dx_query, static_cast<int>(b.act), b.bias_grad != nullptr,
-        (turn ? turned_choice : dw_choice).microseconds + dx_choice.microseconds, std::getenv("ZOO_LINEAR_KERNEL"));
+    const Together t = choose_together(dw_query, dx_query, act, apart.microseconds, forced);
     if (t.better && (!t.pass || whole)) {
       run_together(b, dw, dx, t, type, like, launch);
       return true;
     }
   }
   if (!whole) return false;
-  const auto takes_planes = [](const Choice& c) { return by_planes(c) && !c.pack_a && !c.raw_a; };
   const bool products = b.input_grad || b.weight_grad, changed = b.act != Act::none;
-  const bool in_planes = f32 && products && (!b.input_grad || takes_planes(dx_choice)) &&
-                         (!b.weight_grad || turn || takes_planes(dw_choice));
 
   sm90::GradientPass pass = gradient_pass_of(b, type);
   pass.sums = b.bias_grad;
-  std::optional<Tensor> out, partial, arrivals;
-  if (in_planes) {
+  std::optional<Tensor> out, partial;
+  if (apart.planes) {
     sm90::Planes& p = pass.planes;
     p.rows = pass.M;
     p.cols = pass.N;
     const auto three = [](const Choice& c) { return c.kernel == Kernel::split6; };
-    p.count = (b.input_grad && three(dx_choice)) || (b.weight_grad && (turn || three(dw_choice))) ? 3 : 2;
+    p.count = (b.input_grad && !apart.raw_dx && three(apart.dx)) || (b.weight_grad && three(apart.dw)) ? 3 : 2;
     p.planes_ld = b.N;
     p.plane = b.M * b.N;
     out = bytes(like, plane_bytes(p) + 4 * sm90::gradient_flags(pass.M, pass.N));
@@ -415,23 +396,16 @@ bool run_backward(const Backward& b, const Tensor& like, const Launch& launch) {
     out = bytes(like, b.M * ld * element_bytes(type));
     pass.out = out->mutable_data_ptr();
   }
-  if (b.bias_grad) {
-    partial = bytes(like, 4 * b.N * sm90::gradient_chunks(pass.M));
+  const int64_t chunks = sm90::gradient_chunks(pass.M, pass.N);
+  if (b.bias_grad && chunks > 1) {
+    partial = bytes(like, 4 * b.N * chunks);
     pass.partial = static_cast<float*>(partial->mutable_data_ptr());
-    if (sm90::gradient_chunks(pass.M) > 1) {
-      const int64_t counters = 4 * sm90::gradient_columns(pass.M, pass.N);
-      arrivals = bytes(like, counters);
-      pass.arrivals = static_cast<uint32_t*>(arrivals->mutable_data_ptr());
-      zero(pass.arrivals, counters, launch.stream);
-    }
   }
-  if (in_planes || changed || b.bias_grad) sm90::gradient_pass(pass, launch.stream);
-  if (!in_planes) {
-    if (changed) dx.a.data = dw.a.data = pass.out;
-    if (b.input_grad) run_product(dx, like, launch);
-    if (b.weight_grad) run_product(dw, like, launch);
-    return true;
-  }
+  if (apart.planes || changed || b.bias_grad) sm90::gradient_pass(pass, launch.stream);
+  if (changed && !apart.planes) dx.a.data = dw.a.data = pass.out;
+  if (b.input_grad && (!apart.planes || apart.raw_dx)) run_product(dx, like, launch);
+  if (b.weight_grad && !apart.planes) run_product(dw, like, launch);
+  if (!apart.planes) return true;
   sm90::Operand a{};
   a.data = pass.planes.planes;
   a.ld = pass.planes.planes_ld;
@@ -441,14 +415,22 @@ bool run_backward(const Backward& b, const Tensor& like, const Launch& launch) {
   a.flag_count = sm90::gradient_flags(pass.M, pass.N);
   a.saved = changed ? static_cast<const float*>(b.saved.data) : nullptr;
   a.act = b.act;
-  if (b.input_grad) {
+  if (b.input_grad && !apart.raw_dx) {
     a.mn = false, a.source_row = ld, a.source_k = 1;
-    run_tiles(dx, type, dx_choice, dx_query, like, launch, &a);
+    run_tiles(dx, type, apart.dx, dx_query, like, launch, &a);
   }
   if (b.weight_grad) {
     a.mn = true, a.source_row = 1, a.source_k = ld;
-    if (turn) run_tiles(turned, type, turned_choice, turned_query, like, launch, nullptr, &a);
-    else run_tiles(dw, type, dw_choice, dw_query, like, launch, &a);
+    if (apart.turn) {
+      Product x{};
+      x.batch = 1, x.M = b.K, x.N = b.N, x.K = b.M;
+      x.a = {b.input.data, 0, b.input.col_stride, b.input.row_stride};
+      x.b = dx.a;
+      x.y = b.weight_grad;
+      run_tiles(x, type, apart.dw, turned(dw_query), like, launch, nullptr, &a);
+    } else {
+      run_tiles(dw, type, apart.dw, dw_query, like, launch, &a);
+    }
   }
   return true;
 }

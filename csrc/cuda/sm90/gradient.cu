@@ -1,6 +1,7 @@
-// dY' = dY act'(z) and db = its column sums, in one pass: every element is read once and written once.
+// dY' = dY act'(z) and db = its column sums, in one pass: every element is read once and written once. Blocks sum their rows, and
+// add_rows.cu what the blocks have, always in the same order.
 //
-// float32 leaves as the three planes that both products of the backward pass read.
+// float32 may leave as the planes that products of the backward pass read.
 #include "epilogue.cuh"
 #include "sm90.h"
 #include "split.cuh"
@@ -9,13 +10,30 @@
 
 namespace zoo::cuda::sm90 {
 
-constexpr int kThreads = 256;
-constexpr int kChunk = 128;  // rows a block; up to twice as many are one, which needs no counters
+constexpr int kThreads = 256, kWide = 8;  // columns a thread
 
-// Threads that share a row, each with 8 columns: few where one block has all rows, so that these are read at once.
-constexpr int kMany = 32, kFew = 8;
-int lanes_of(int32_t M) {
-  return gradient_chunks(M) == 1 ? kFew : kMany;
+// Of a block: threads that share a row, and rows.
+struct Share {
+  int lanes, rows;
+};
+
+// Long rows, where these leave few threads beyond the last column and blocks are many all the same. Up to 256 rows are one
+// block's, whose sums need no others.
+Share share_of(int32_t M, int32_t N) {
+  if (M <= 256) return {8, M};
+  const auto blocks = [&](int lanes, int64_t rows) {
+    const int64_t columns = kWide * lanes;
+    return (N + columns - 1) / columns * ((M + rows - 1) / rows);
+  };
+  const auto fills = [&](int lanes) {
+    const int64_t columns = kWide * lanes;
+    return 10 * int64_t{N} >= 9 * columns * ((N + columns - 1) / columns);
+  };
+  constexpr int kMany = 4 * 132;
+  const int lanes = fills(32) && blocks(32, 128) >= kMany ? 32 : fills(8) ? 8 : 4;
+  int rows = 128;
+  while (rows * lanes < 128 * 32 && blocks(lanes, 2 * rows) >= 2 * kMany) rows *= 2;
+  return {lanes, rows};
 }
 
 template <typename T>
@@ -33,22 +51,21 @@ __device__ __forceinline__ void load8(float (&v)[8], const T* from) {
 }
 
 template <typename T, int act, int lanes>
-__global__ void __launch_bounds__(kThreads, 3) grad_kernel(const __grid_constant__ GradientPass w) {
+__global__ void __launch_bounds__(kThreads, 3) grad_kernel(const __grid_constant__ GradientPass w, int share) {
   constexpr bool f32 = std::is_same_v<T, float>;
-  constexpr int kColumns = 8 * lanes, kRows = kThreads / lanes;  // of a block, at once
-  constexpr int unroll = act == none && !f32 ? 4 : 2;            // of those rows, in flight
+  constexpr int kColumns = kWide * lanes, kRows = kThreads / lanes;  // of a block, at once
+  constexpr int unroll = act == none ? 4 : 2;                        // of those rows, in flight
   __shared__ float sums_of[kRows][kColumns];
-  __shared__ bool last;
   const int lane = threadIdx.x % lanes, r = threadIdx.x / lanes;
-  const int n = blockIdx.x * kColumns + lane * 8;
-  const int first = blockIdx.y * w.chunk, end = min(first + w.chunk, w.M);
+  const int n = blockIdx.x * kColumns + lane * kWide;
+  const int first = blockIdx.y * share, end = min(first + share, w.M);
   const T* dy = static_cast<const T*>(w.grad);
   const T* z = static_cast<const T*>(w.saved);
-  float sums[8] = {};
+  float sums[kWide] = {};
   bool special = false;
   if (n < w.N) {
     for (int m0 = first + r; m0 < end; m0 += kRows * unroll) {
-      float g[unroll][8], x[unroll][8];
+      float g[unroll][kWide], x[unroll][kWide];
 #pragma unroll
       for (int u = 0; u < unroll; ++u) {
         const int64_t at = static_cast<int64_t>(min(m0 + u * kRows, end - 1)) * w.ld + n;
@@ -61,7 +78,7 @@ __global__ void __launch_bounds__(kThreads, 3) grad_kernel(const __grid_constant
         if (m >= end) break;
         go_through<f32>(g[u], x[u], act);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) sums[i] += g[u][i];
+        for (int i = 0; i < kWide; ++i) sums[i] += g[u][i];
         if constexpr (f32) {
           if (w.planes.planes) {
             __nv_bfloat16* to = static_cast<__nv_bfloat16*>(w.planes.planes) + m * w.planes.planes_ld + n;
@@ -87,68 +104,56 @@ __global__ void __launch_bounds__(kThreads, 3) grad_kernel(const __grid_constant
   }
   if (!w.sums) return;
 
-  // rows of the block, then the chunks by the last block of these columns: always in the same order
 #pragma unroll
-  for (int i = 0; i < 8; ++i) sums_of[r][lane * 8 + i] = sums[i];
+  for (int i = 0; i < kWide; ++i) sums_of[r][lane * kWide + i] = sums[i];
   __syncthreads();
   const int column = threadIdx.x, at = blockIdx.x * kColumns + column;
+  if (column >= kColumns || at >= w.N) return;
   double sum = 0;  // few additions, so that a column of any length keeps float32's accuracy
 #pragma unroll
-  for (int i = 0; i < kRows; ++i) sum += sums_of[i][column % kColumns];
-  if (column < kColumns && at < w.N) __stcg(w.partial + static_cast<int64_t>(blockIdx.y) * w.N + at, static_cast<float>(sum));
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) last = gridDim.y == 1 || atomicAdd(w.arrivals + blockIdx.x, 1u) == gridDim.y - 1;
-  __syncthreads();
-  if (!last) return;
-  __threadfence();
-  if (threadIdx.x == 0 && gridDim.y > 1) w.arrivals[blockIdx.x] = 0;
-  if (column >= kColumns || at >= w.N) return;
-  sum = 0;
-#pragma unroll 16
-  for (int c = 0; c < static_cast<int>(gridDim.y); ++c) sum += __ldcg(w.partial + static_cast<int64_t>(c) * w.N + at);
-  static_cast<T*>(w.sums)[at] = narrow<T>(static_cast<float>(sum));
+  for (int i = 0; i < kRows; ++i) sum += sums_of[i][column];
+  if (gridDim.y == 1) static_cast<T*>(w.sums)[at] = narrow<T>(static_cast<float>(sum));
+  else w.partial[static_cast<int64_t>(blockIdx.y) * w.N + at] = static_cast<float>(sum);
 }
 
 template <typename T, int lanes>
-void launch_pass(const GradientPass& w, cudaStream_t s) {
-  const dim3 grid(gradient_columns(w.M, w.N), gradient_chunks(w.M));
+void launch_pass(const GradientPass& w, int share, cudaStream_t s) {
+  const dim3 grid((w.N + kWide * lanes - 1) / (kWide * lanes), gradient_chunks(w.M, w.N));
   switch (static_cast<int>(w.act)) {
-    case none: return grad_kernel<T, none, lanes><<<grid, kThreads, 0, s>>>(w);
-    case relu: return grad_kernel<T, relu, lanes><<<grid, kThreads, 0, s>>>(w);
-    case gelu: return grad_kernel<T, gelu, lanes><<<grid, kThreads, 0, s>>>(w);
-    case gelu_tanh: return grad_kernel<T, gelu_tanh, lanes><<<grid, kThreads, 0, s>>>(w);
-    case silu: return grad_kernel<T, silu, lanes><<<grid, kThreads, 0, s>>>(w);
+    case none: return grad_kernel<T, none, lanes><<<grid, kThreads, 0, s>>>(w, share);
+    case relu: return grad_kernel<T, relu, lanes><<<grid, kThreads, 0, s>>>(w, share);
+    case gelu: return grad_kernel<T, gelu, lanes><<<grid, kThreads, 0, s>>>(w, share);
+    case gelu_tanh: return grad_kernel<T, gelu_tanh, lanes><<<grid, kThreads, 0, s>>>(w, share);
+    case silu: return grad_kernel<T, silu, lanes><<<grid, kThreads, 0, s>>>(w, share);
   }
 }
 
 template <typename T>
 void launch_pass(const GradientPass& w, cudaStream_t s) {
-  if (lanes_of(w.M) == kFew) launch_pass<T, kFew>(w, s);
-  else launch_pass<T, kMany>(w, s);
+  const Share share = share_of(w.M, w.N);
+  if (share.lanes == 32) launch_pass<T, 32>(w, share.rows, s);
+  else if (share.lanes == 8) launch_pass<T, 8>(w, share.rows, s);
+  else launch_pass<T, 4>(w, share.rows, s);
 }
 
-int32_t gradient_chunks(int32_t M) {
-  return M <= 2 * kChunk ? 1 : (M + kChunk - 1) / kChunk;
-}
-
-int32_t gradient_columns(int32_t M, int32_t N) {
-  const int columns = 8 * lanes_of(M);
-  return (N + columns - 1) / columns;
+int32_t gradient_chunks(int32_t M, int32_t N) {
+  const int rows = share_of(M, N).rows;
+  return (M + rows - 1) / rows;
 }
 
 int32_t gradient_flags(int32_t M, int32_t N) {
-  return gradient_chunks(M) * gradient_columns(M, N);
+  const int columns = kWide * share_of(M, N).lanes;
+  return gradient_chunks(M, N) * ((N + columns - 1) / columns);
 }
 
-void gradient_pass(const GradientPass& pass, void* stream) {
-  GradientPass w = pass;
-  w.chunk = gradient_chunks(w.M) == 1 ? w.M : kChunk;
+void gradient_pass(const GradientPass& w, void* stream) {
   const auto s = static_cast<cudaStream_t>(stream);
   if (w.type == Type::bf16) launch_pass<__nv_bfloat16>(w, s);
   else if (w.type == Type::f16) launch_pass<__half>(w, s);
   else launch_pass<float>(w, s);
   check_launch("gradient pass");
+  const int32_t chunks = gradient_chunks(w.M, w.N);
+  if (w.sums && chunks > 1) add_rows(w.partial, chunks, w.N, w.sums, w.type, stream);
 }
 
 }  // namespace zoo::cuda::sm90

@@ -100,12 +100,9 @@ struct GradientPass {
   void* out;
   Planes planes;       // planes, planes_ld, plane, count and flags, one of gradient_flags()
   void* sums;          // (N), or null
-  float* partial;      // gradient_chunks(M) * N
-  uint32_t* arrivals;  // gradient_columns(M, N), zero before and after; not used where there is one chunk
-  int32_t chunk;       // set by the launcher
+  float* partial;      // gradient_chunks() * N, where there is more than one chunk
 };
-int32_t gradient_chunks(int32_t M);
-int32_t gradient_columns(int32_t M, int32_t N);
+int32_t gradient_chunks(int32_t M, int32_t N);
 int32_t gradient_flags(int32_t M, int32_t N);
 void gradient_pass(const GradientPass& pass, void* stream);
 
