@@ -61,6 +61,31 @@ def test_ddp_scaling(tmp_path: Path) -> None:
             assert row["efficiency"] == pytest.approx(row["images_per_second"] / (row["gpus"] * alone))
 
 
+def test_mlp_unit(tmp_path: Path) -> None:
+    file = tmp_path / "unit.json"
+    out = run(
+        "mlp_unit.py",
+        "--models",
+        "mlp",
+        "--batch",
+        "4",
+        "--blocks",
+        "2",
+        "--steps",
+        "1",
+        "--device",
+        "cpu",
+        "--json",
+        str(file),
+    )
+    assert "images/s, batch 4, bf16" in out
+    (row,) = json.loads(file.read_text())["rows"]
+    assert row["model"] == "mlp" and row["units"] == 1 and set(row["images_per_second"]) == {"stock", "linear", "mlp"}
+    assert all(rate > 0 for rate in row["images_per_second"].values())
+    for ratio in (row["over_linear"], row["over_stock"]):
+        assert 0 < ratio["low"] <= ratio["value"] <= ratio["high"]
+
+
 def test_distributed_parity(tmp_path: Path) -> None:
     small = ("--models", "mlp", "--batch", "4", "--device", "cpu")
     by_two_ranks(str(EXAMPLES / "distributed_parity.py"), *small, "--json", str(tmp_path / "two.json"))

@@ -58,6 +58,15 @@ def raw():
     del os.environ["ZOO_LINEAR_KERNEL"]
 
 
+def passes():
+    """The pass over dY: rows of each number of threads, one block's and many blocks'."""
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        for m, n in ((40, 72), (600, 96), (1100, 64), (700, 2304), (20000, 40)):
+            g, z, w = (torch.randn(*s).to("cuda", dtype) for s in ((m, n), (m, n), (n, 16)))
+            torch.ops.zoo.linear_backward(g, z, None, w, "gelu", True, False, True)
+            torch.ops.zoo.linear_backward(g, None, None, None, "none", False, False, True)
+
+
 def few_rows():
     """Rows and columns that fill no block, and gradients whose N blocks share."""
     os.environ["ZOO_LINEAR_KERNEL"] = "gemv"
@@ -86,6 +95,7 @@ def main():
     few_rows()
     if torch.cuda.get_device_capability() == (9, 0):
         hopper()
+        passes()
         through()
         raw()
     torch.cuda.synchronize()

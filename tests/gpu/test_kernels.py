@@ -132,6 +132,56 @@ def test_the_weights_gradient_turned(force, activation):
         assert torch.equal(again, dw), f"{what}: dW differs"
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_a_wide_gradient_is_read_as_it_is(force, activation):
+    """dX and dW from dY itself, or from dY act'(z) of a pass: no planes of it, those of x alone."""
+    force("split6")
+    for m, k, n in ((60000, 96, 288), (9999, 36, 1608), (70000, 96, 384)):
+        x, w, g = normal(m, k), normal(n, k, scale=k**-0.5), normal(m, n)
+        saved = None if activation == "none" else normal(m, n)
+        if activation == "relu":
+            saved = saved.relu()
+        _, exact = exact_gradient(g, saved, activation)
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        got = torch.ops.zoo.linear_backward(g, saved, x, w, activation, True, True, True)
+        peak = torch.cuda.max_memory_allocated() - before - sum(t.nbytes for t in got)
+        what = f"{activation} {(m, k, n)}"
+        if activation == "none":
+            assert peak < 1.3 * 1.5 * x.nbytes + 2**24 < 1.5 * g.nbytes, what
+        want = (exact @ w.double(), exact.t() @ x.double(), exact.sum(0))
+        for name, mine, wanted in zip(("dX", "dW", "db"), got, want, strict=True):
+            check(mine, wanted, 2.5 * LIMITS[torch.float32], f"{what} {name}")
+        again = torch.ops.zoo.linear_backward(g, saved, x, w, activation, True, True, True)
+        assert all(torch.equal(a, b) for a, b in zip(got, again, strict=True)), what
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_the_pass_over_a_gradient_whatever_its_rows(dtype):
+    """Rows that fill a block's threads or do not, few and many of them: db alone, and dY act'(z) with it."""
+    for m, n in (
+        (2, 8),
+        (256, 1000),
+        (257, 72),
+        (300, 96),
+        (1000, 2304),
+        (5000, 288),
+        (70000, 40),
+        (200001, 24),
+        (9, 4096),
+    ):
+        g, z, w = normal(m, n, dtype=dtype), normal(m, n, dtype=dtype), normal(n, 16, dtype=dtype)
+        for activation in ("none", "gelu"):
+            rounded, exact = exact_gradient(g, None if activation == "none" else z, activation)
+            saved = None if activation == "none" else z
+            dx, _, db = torch.ops.zoo.linear_backward(g, saved, None, w, activation, True, False, True)
+            what = f"{dtype} {activation} {(m, n)}"
+            check(db, exact.sum(0), 2.5 * LIMITS[dtype], f"{what} db")
+            check(dx, rounded @ w.double(), 2.5 * LIMITS[dtype], f"{what} dX")
+            alone = torch.ops.zoo.linear_backward(g, saved, None, None, activation, False, False, True)[2]
+            check(alone, exact.sum(0), 2.5 * LIMITS[dtype], f"{what} db alone")
+
+
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_what_is_not_finite_stays_in_a_turned_gradient(force, monkeypatch, value):
     for place in ("x", "g"):
