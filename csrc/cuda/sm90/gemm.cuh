@@ -72,6 +72,7 @@ struct Config {
   static constexpr bool through = through_;
   static constexpr int worker_m = alone ? m : m / workers;
   static constexpr int strips = worker_m / 64;  // of 64 rows, a worker
+  static constexpr bool ahead = raw && strips * n / 2 + n / 2 + 2 * 24 <= 200;  // registers for two strips of raw A
   static constexpr int threads = 128 * (1 + workers);
   static constexpr int producer_registers = workers == 3 ? 32 : planes > 1 ? 40 : 24;
   static constexpr int worker_registers = workers == 3 ? 160 : planes > 1 ? 232 : 240;
@@ -344,65 +345,98 @@ struct Kernel {
     for (int j = 0; j < C::n / 2; ++j) sums[j] += chunk[j];
   }
 
-  // multiply_planes with A split on the way, a strip after the other. While one worker reads, splits and adds, the other's
-  // products run; where registers allow it, a worker's own do, too: two sets of A's registers then, in turn.
+  // Workers that share a tile issue in turn.
+  __device__ __forceinline__ void issue_in_turn(float (&chunk)[C::n / 2], RawPlanes& a, uint32_t stage, int worker) {
+    ptx::named_sync(1 + worker, 256);
+    issue_raw(chunk, a, stage + C::a_bytes);
+    ptx::named_arrive(1 + (worker + 1) % C::workers, 256);
+  }
+
+  __device__ __forceinline__ uint32_t stage_at(const Ring<C::stages>& ring) const {
+    return stages + ring.stage * C::stage_bytes;
+  }
+
+  // multiply_planes with A split on the way, a strip after the other: while one worker reads, splits and adds, the other's
+  // products run.
   __device__ __forceinline__ void multiply_raw(
       Accumulators& acc, Ring<C::stages>& ring, int blocks, int row, int worker) {
-    constexpr bool ahead = C::strips * C::n / 2 + C::n / 2 + 2 * 24 <= 200;
-    constexpr uint32_t strip_bytes = 64 * kRawLine;
-    static_assert(C::strips <= 2);
     float chunk[C::n / 2];
     const uint32_t offset = row * kRawLine + raw_offset<C::a_mn>();
-    const auto at = [&] { return stages + ring.stage * C::stage_bytes; };
-    const auto wait = [&] { ptx::barrier_wait(full + 8 * ring.stage, ring.phase); };
-    const auto before = [&] { ptx::named_sync(1 + worker, 256); };
-    const auto after = [&] { ptx::named_arrive(1 + (worker + 1) % C::workers, 256); };
 #pragma unroll
     for (int s = 0; s < C::strips; ++s) {
 #pragma unroll
       for (int j = 0; j < C::n / 2; ++j) acc[s][j] = 0.f;
     }
-    if constexpr (ahead) {
-      RawPlanes even, odd;
-      // `a` is multiplied while `next` is read
-      const auto step = [&](RawPlanes& a, RawPlanes& next, int s, bool last) {
-        before();
-        issue_raw(chunk, a, at() + C::a_bytes);
-        after();
-        const int stage = ring.stage;
-        const bool ends_stage = s == C::strips - 1;
-        if (ends_stage) ring.step();
-        if (!last) {
-          if (ends_stage) wait();
-          raw_planes<C::a_mn>(next, at() + (ends_stage ? 0 : s + 1) * strip_bytes, offset);
-        }
-        settle_raw(acc[s], chunk, a);
-        if (ends_stage) release(stage);
-      };
-      wait();
-      raw_planes<C::a_mn>(even, at(), offset);
-      const int steps = blocks * C::strips;
-      for (int t = 0; t < steps; t += 2) {
-        step(even, odd, 0, t + 1 == steps);
-        if (C::strips == 1 && t + 1 == steps) break;
-        step(odd, even, C::strips - 1, t + 2 == steps);
-      }
-    } else {
-      for (int i = 0; i < blocks; ++i) {
-        wait();
+    for (int i = 0; i < blocks; ++i) {
+      ptx::barrier_wait(full + 8 * ring.stage, ring.phase);
 #pragma unroll
-        for (int s = 0; s < C::strips; ++s) {
-          RawPlanes a;
-          raw_planes<C::a_mn>(a, at() + s * strip_bytes, offset);
-          before();
-          issue_raw(chunk, a, at() + C::a_bytes);
-          after();
-          settle_raw(acc[s], chunk, a);
-        }
-        release(ring.stage);
-        ring.step();
+      for (int s = 0; s < C::strips; ++s) {
+        RawPlanes a;
+        raw_planes<C::a_mn>(a, stage_at(ring) + s * kRawStrip, offset);
+        issue_in_turn(chunk, a, stage_at(ring), worker);
+        settle_raw(acc[s], chunk, a);
       }
+      release(ring.stage);
+      ring.step();
     }
+  }
+
+  // Where registers allow it, a worker's own products run while it reads and splits what follows, and under its epilogue those
+  // that the next tile begins with: two sets of A's registers, in turn.
+  struct Ahead {
+    float chunk[C::n / 2];
+    RawPlanes a;
+  };
+
+  __device__ __forceinline__ void begin_ahead(Ahead& now, const Ring<C::stages>& ring, int row, int worker) {
+    ptx::barrier_wait(full + 8 * ring.stage, ring.phase);
+    raw_planes<C::a_mn>(now.a, stage_at(ring), row * kRawLine + raw_offset<C::a_mn>());
+    issue_in_turn(now.chunk, now.a, stage_at(ring), worker);
+  }
+
+  // A tile whose first products are under way. Where `more`, those of another are when it returns.
+  __device__ __forceinline__ void multiply_ahead(
+      Accumulators& acc, Ahead& now, Ring<C::stages>& ring, int blocks, int row, int worker, bool more) {
+    static_assert(C::strips <= 2);
+    RawPlanes odd;
+    const uint32_t offset = row * kRawLine + raw_offset<C::a_mn>();
+#pragma unroll
+    for (int s = 0; s < C::strips; ++s) {
+#pragma unroll
+      for (int j = 0; j < C::n / 2; ++j) acc[s][j] = 0.f;
+    }
+    const auto read = [&](RawPlanes& next, int strip, bool begins_stage) {
+      if (begins_stage) ptx::barrier_wait(full + 8 * ring.stage, ring.phase);
+      raw_planes<C::a_mn>(next, stage_at(ring) + strip * kRawStrip, offset);
+    };
+    // `a` is being multiplied; `next` is read meanwhile, where `reads`, and multiplied, but for a tile's last
+    const auto step = [&](RawPlanes& a, RawPlanes& next, int s, bool last, bool reads) {
+      const int stage = ring.stage;
+      const bool ends_stage = s == C::strips - 1;
+      if (ends_stage) ring.step();
+      if (reads) read(next, ends_stage ? 0 : s + 1, ends_stage);
+      settle_raw(acc[s], now.chunk, a);
+      if (ends_stage) release(stage);
+      if (!last) issue_in_turn(now.chunk, next, stage_at(ring), worker);
+    };
+    // One way leads on for each case: the machine code then shows that nothing touches what is in flight.
+    for (int left = blocks * C::strips;; left -= 2) {
+      if (C::strips == 1 && left == 1) {
+        const int stage = ring.stage;
+        ring.step();
+        settle_raw(acc[0], now.chunk, now.a);
+        release(stage);
+        if (more) read(now.a, 0, true);
+        break;
+      }
+      step(now.a, odd, 0, false, true);
+      if (left == 2) {
+        step(odd, now.a, C::strips - 1, true, more);
+        break;
+      }
+      step(odd, now.a, C::strips - 1, false, true);
+    }
+    if (more) issue_in_turn(now.chunk, now.a, stage_at(ring), worker);
   }
 
   // A piece of a spread tile: left for whoever comes last, who adds them up, always in the same order. True for that one.
@@ -626,6 +660,7 @@ struct Kernel {
     const int row = C::alone ? 0 : worker * C::worker_m;
     const int warp = worker * 4 + threadIdx.x % 128 / 32;
     const uint32_t buffers = staging + warp * C::warp_staging;
+    const uint32_t bias_at = bias + worker * C::n * sizeof(typename C::Out);
     int turn = 0, count = 0;
     Ring<C::stages> ring;
     if constexpr (C::alone || C::planes > 1) {
@@ -633,29 +668,49 @@ struct Kernel {
     }
     Accumulators acc;
     Walk walk(args);
-    for (Tile tile; walk.next(tile); ++count) {
-      if (C::alone && count % C::workers != worker) {
-        ring.skip(tile.blocks);
-        continue;
+    const auto load_bias = [&](const Tile& tile) {  // the loads pass under the products
+      using Out = typename C::Out;
+      ptx::named_sync(8 + worker, 128);  // the tile before has read its own
+      for (int j = threadIdx.x % 128; j < C::n; j += 128) {
+        const int n = tile.n * C::n + j;
+        ptx::store_shared(bias_at + j * sizeof(Out), n < args.N ? static_cast<const Out*>(args.bias)[n] : narrow<Out>(0.f));
       }
-      const uint32_t bias_at = bias + worker * C::n * sizeof(typename C::Out);
-      if (args.bias) {  // the loads pass under the products
-        using Out = typename C::Out;
-        ptx::named_sync(8 + worker, 128);  // the tile before has read its own
-        for (int j = threadIdx.x % 128; j < C::n; j += 128) {
-          const int n = tile.n * C::n + j;
-          ptx::store_shared(bias_at + j * sizeof(Out), n < args.N ? static_cast<const Out*>(args.bias)[n] : narrow<Out>(0.f));
-        }
-      }
-      if constexpr (C::planes == 1) multiply(acc, ring, tile.blocks, row, worker);
-      else if constexpr (C::raw) multiply_raw(acc, ring, tile.blocks, row, worker);
-      else multiply_planes(acc, ring, tile.blocks, row, worker);
-      if (tile.spread >= 0 && !collect(acc, tile, walk, worker)) continue;
+    };
+    const auto end = [&](const Tile& tile) {
+      if (tile.spread >= 0 && !collect(acc, tile, walk, worker)) return;
       if (args.bias) ptx::named_sync(8 + worker, 128);
       bool again = special;
       if constexpr (C::planes > 1) again |= ptx::named_or(8 + worker, 128, overflown(acc));
       finish(acc, tile, row, bias_at, buffers, turn);
       if (C::planes > 1 && again) redo(tile, row, worker);
+    };
+    if constexpr (C::ahead) {
+      Ahead now;
+      Tile tile;
+      bool more = walk.next(tile);
+      if (more) begin_ahead(now, ring, row, worker);
+      while (more) {
+        Tile following;
+        more = walk.next(following);
+        if (args.bias) load_bias(tile);
+        multiply_ahead(acc, now, ring, tile.blocks, row, worker, more);
+        end(tile);
+        tile = following;
+      }
+      ptx::wgmma_wait<0>();
+      ptx::pin(now.chunk);
+    } else {
+      for (Tile tile; walk.next(tile); ++count) {
+        if (C::alone && count % C::workers != worker) {
+          ring.skip(tile.blocks);
+          continue;
+        }
+        if (args.bias) load_bias(tile);
+        if constexpr (C::planes == 1) multiply(acc, ring, tile.blocks, row, worker);
+        else if constexpr (C::raw) multiply_raw(acc, ring, tile.blocks, row, worker);
+        else multiply_planes(acc, ring, tile.blocks, row, worker);
+        end(tile);
+      }
     }
     if (threadIdx.x % 32 == 0) ptx::tma_wait_all();
   }
