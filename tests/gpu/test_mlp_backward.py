@@ -5,7 +5,6 @@ gradient is the hidden layer's, bit by bit.
 """
 
 import math
-
 import re
 
 import pytest

@@ -565,8 +565,11 @@ struct Kernel {
     for (int i = 0; i < C::strips * wide; ++i) {
       const int q = i % wide, m = tile.m * C::m + row + i / wide * 64 + 16 * warp, n = tile.n * C::n + kPiece * q;
       if (m >= args.M || n >= args.N) continue;
-      const uint32_t z_at = buffers + 2 * turn * 2048, y_at = z_at + 2048;
-      if (lane == 0) ptx::tma_wait_read<1>();  // what left these two before
+      const uint32_t z_at = buffers + 2 * turn * 2048, y_at = both ? z_at + 2048 : buffers + turn * 2048;
+      if (lane == 0) {  // for what left these two, or this one, before
+        if (both) ptx::tma_wait_read<1>();
+        else ptx::tma_wait_read<3>();
+      }
       __syncwarp();
       float v[16] = {};  // as in finish
       pick(v, acc, i);
@@ -581,7 +584,7 @@ struct Kernel {
         ptx::tma_store(&args.y, y_at, n, m);
         ptx::tma_commit();
       }
-      turn ^= 1;
+      turn = both ? turn ^ 1 : (turn + 1) % 4;
     }
   }
 
