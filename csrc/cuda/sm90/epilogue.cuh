@@ -100,15 +100,21 @@ __device__ __forceinline__ T narrow(float x) {
 // + {0, 1}, and v[4 j + {2, 3}] eight rows below. 
 constexpr int kPiece = 32;
 
-// v = the which-th piece
+// v = the which-th piece, a number that is known to the compiler.
+template <int strips, int registers>
+__device__ __forceinline__ void piece(float (&v)[16], const float (&acc)[strips][registers], int which) {
+#pragma unroll
+  for (int j = 0; j < 16; ++j) v[j] = acc[which / (registers / 16)][which % (registers / 16) * 16 + j];
+}
+
+// The same for a number that is not: every piece is moved, under a predicate.
 template <int strips, int registers>
 __device__ __forceinline__ void pick(float (&v)[16], const float (&acc)[strips][registers], int which) {
 #pragma unroll
   for (int i = 0; i < strips * registers / 16; ++i) {
     if (which == i) {
-      asm volatile("");  // a branch, not a select of each register
-#pragma unroll
-      for (int j = 0; j < 16; ++j) v[j] = acc[i / (registers / 16)][i % (registers / 16) * 16 + j];
+      asm volatile("");  // not a select of each register
+      piece(v, acc, i);
     }
   }
 }

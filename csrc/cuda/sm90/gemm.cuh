@@ -509,7 +509,7 @@ struct Kernel {
         __syncwarp();
       }
       float v[16];
-      pick(v, acc, i);
+      piece(v, acc, i);
       if (args.bias) add_bias<Out>(v, bias_at + kPiece * q * sizeof(Out));
       if (both) to_shared<Out>(z_at, v, half);
       if constexpr (family == silu) {
@@ -555,36 +555,63 @@ struct Kernel {
     }
   }
 
-  // float32 by whole lines of 128 bytes, which leave while the next piece is worked on.
+  // A piece of float32 leaves by lines of 128 bytes while the next is worked on. `family`: of activations, or -1, any.
+  template <int family>
+  __device__ __forceinline__ void put_floats(float (&v)[16], int m, int n, uint32_t bias_at, uint32_t buffers, int& turn) {
+    const int lane = threadIdx.x % 32;
+    const bool both = args.z_data != nullptr;
+    const uint32_t z_at = buffers + 2 * turn * 2048, y_at = both ? z_at + 2048 : buffers + turn * 2048;
+    if (lane == 0) {  // for what left these two, or this one, before
+      if (both) ptx::tma_wait_read<1>();
+      else ptx::tma_wait_read<3>();
+    }
+    __syncwarp();
+    if (args.bias) add_bias<float>(v, bias_at);
+    if (both) floats_to_shared(z_at, v);
+    if constexpr (family == silu) {
+      const SigmoidFamily f(args.act);
+#pragma unroll
+      for (int j = 0; j < 16; ++j) v[j] = f(v[j]);
+    } else {
+      activate<true>(v, family < 0 ? args.act : family);
+    }
+    floats_to_shared(y_at, v);
+    ptx::proxy_fence();
+    __syncwarp();
+    if (lane == 0) {
+      if (both) ptx::tma_store(&args.z, z_at, n, m);
+      ptx::tma_store(&args.y, y_at, n, m);
+      ptx::tma_commit();
+    }
+    turn = both ? turn ^ 1 : (turn + 1) % 4;
+  }
+
+  // Straight code for the activations that these operands meet in a model: to pick a piece by a number that the compiler does not
+  // know costs as many instructions as all that is done without an activation.
+  template <int family>
   __device__ __forceinline__ void finish_floats(
       Accumulators& acc, const Tile& tile, int row, uint32_t bias_at, uint32_t buffers, int& turn) {
     constexpr int wide = C::n / kPiece;
-    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-    const bool both = args.z_data != nullptr;
+    const int m0 = tile.m * C::m + row + 16 * (threadIdx.x % 128 / 32), n0 = tile.n * C::n;
+    const auto put = [&](float (&v)[16], int i) {
+      const int m = m0 + i / wide * 64, n = n0 + kPiece * (i % wide);
+      if (m >= args.M || n >= args.N) return;
+      put_floats<family>(v, m, n, bias_at + kPiece * (i % wide) * sizeof(float), buffers, turn);
+    };
+    if constexpr (family >= 0) {
+#pragma unroll
+      for (int i = 0; i < C::strips * wide; ++i) {
+        float v[16];
+        piece(v, acc, i);
+        put(v, i);
+      }
+    } else {
 #pragma unroll 1
-    for (int i = 0; i < C::strips * wide; ++i) {
-      const int q = i % wide, m = tile.m * C::m + row + i / wide * 64 + 16 * warp, n = tile.n * C::n + kPiece * q;
-      if (m >= args.M || n >= args.N) continue;
-      const uint32_t z_at = buffers + 2 * turn * 2048, y_at = both ? z_at + 2048 : buffers + turn * 2048;
-      if (lane == 0) {  // for what left these two, or this one, before
-        if (both) ptx::tma_wait_read<1>();
-        else ptx::tma_wait_read<3>();
+      for (int i = 0; i < C::strips * wide; ++i) {
+        float v[16] = {};  // as in finish
+        pick(v, acc, i);
+        put(v, i);
       }
-      __syncwarp();
-      float v[16] = {};  // as in finish
-      pick(v, acc, i);
-      if (args.bias) add_bias<float>(v, bias_at + kPiece * q * sizeof(float));
-      if (both) floats_to_shared(z_at, v);
-      activate<true>(v, args.act);
-      floats_to_shared(y_at, v);
-      ptx::proxy_fence();
-      __syncwarp();
-      if (lane == 0) {
-        if (both) ptx::tma_store(&args.z, z_at, n, m);
-        ptx::tma_store(&args.y, y_at, n, m);
-        ptx::tma_commit();
-      }
-      turn = both ? turn ^ 1 : (turn + 1) % 4;
     }
   }
 
@@ -595,7 +622,15 @@ struct Kernel {
     const int warp = threadIdx.x % 128 / 32;
     const bool both = args.z_data != nullptr;
     if constexpr (C::raw) {
-      if (args.staged) return finish_floats(acc, tile, row, bias_at, buffers, turn);
+      if (args.staged) {
+        if (args.act == none) return finish_floats<none>(acc, tile, row, bias_at, buffers, turn);
+        if constexpr (!C::a_mn && !C::b_mn) {
+          if (args.act == relu) return finish_floats<relu>(acc, tile, row, bias_at, buffers, turn);
+          if (args.act == gelu) return finish_floats<gelu>(acc, tile, row, bias_at, buffers, turn);
+          return finish_floats<silu>(acc, tile, row, bias_at, buffers, turn);
+        }
+        return finish_floats<-1>(acc, tile, row, bias_at, buffers, turn);
+      }
       if (C::a_mn && args.turned) return finish_turned(acc, tile, row);
     } else if constexpr (C::planes == 1) {
       if (args.staged) {  // one straight path an activation: jumps starve the instruction cache
