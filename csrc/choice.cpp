@@ -29,7 +29,8 @@ constexpr Shape kWgmma[] = {{0, 128, 128, true, 5.2}, {1, 128, 192, true, 5.64},
 constexpr Shape kSplit[] = {
     {0, 128, 128, false, 6.18},      {1, 128, 192, false, 6.36},      {3, 128, 64, false, 5.0},
     {6, 192, 128, false, 6.18},      {8, 128, 192, false, 6.38, true}, {9, 128, 128, false, 6.34, true},
-    {10, 256, 96, false, 5.83, true}, {11, 128, 96, false, 5.69, true}};
+    {10, 256, 96, false, 5.83, true}, {11, 128, 96, false, 5.69, true},
+    {12, 192, 96, false, 5.5, true}};
 
 // Epilogue of one element by one warpgroup, in nanoseconds, by activation; and of wgmma's, fitted to bf16.
 constexpr double kEpilogue[] = {0.28, 0.30, 0.52, 0.45, 0.45};

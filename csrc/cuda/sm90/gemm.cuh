@@ -72,10 +72,10 @@ struct Config {
   static constexpr bool through = through_;
   static constexpr int worker_m = alone ? m : m / workers;
   static constexpr int strips = worker_m / 64;  // of 64 rows, a worker
-  static constexpr bool ahead = raw && strips * n / 2 + n / 2 + 2 * 24 <= 200;  // registers for two strips of raw A
   static constexpr int threads = 128 * (1 + workers);
   static constexpr int producer_registers = workers == 3 ? 32 : planes > 1 ? 40 : 24;
   static constexpr int worker_registers = workers == 3 ? 160 : planes > 1 ? 232 : 240;
+  static constexpr bool ahead = raw && (strips + 1) * n / 2 + 2 * 24 + 32 <= worker_registers;  // two strips of raw A
   static constexpr int a_bytes = raw ? m * k * 4 : planes * m * k * 2, b_bytes = planes * n * k * 2;
   static constexpr int stage_bytes = a_bytes + b_bytes;
   // a warp, of 16 rows x 128 bytes each
