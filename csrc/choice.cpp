@@ -16,29 +16,31 @@ constexpr Kernel kAll[kKernels] = {Kernel::tiled, Kernel::gemv,  Kernel::cublas,
                                    Kernel::small, Kernel::wgmma, Kernel::split3, Kernel::split6};
 
 // A tile shape of the wgmma kernels. `alone`: each of two warpgroups has a tile of its own, and the epilogue of one runs
-// under the products of the other; else the warpgroups share a tile. `raw`: float32 a is split in their registers.
+// under the products of the other; else the warpgroups share a tile.
 struct Shape {
   int config, m, n;
   bool alone;
-  double rate;  // products of 2-byte types on one processor, in MFLOP a microsecond
-  bool raw = false;
+  double rate;        // products of 2-byte types on one processor, in MFLOP a microsecond
+  double begin = 0;   // where float32 a is split in registers: microseconds until a tile's first products are issued
+  bool raw() const { return begin > 0; }
 };
 
 constexpr Shape kWgmma[] = {{0, 128, 128, true, 5.2}, {1, 128, 192, true, 5.64}, {2, 128, 256, false, 6.0},
                             {4, 64, 64, true, 2.2},   {5, 256, 128, false, 6.0}};
 constexpr Shape kSplit[] = {
     {0, 128, 128, false, 6.18},      {1, 128, 192, false, 6.36},      {3, 128, 64, false, 5.0},
-    {6, 192, 128, false, 6.18},      {8, 128, 192, false, 6.38, true}, {9, 128, 128, false, 6.34, true},
-    {10, 256, 96, false, 5.83, true}, {11, 128, 96, false, 5.69, true},
-    {12, 192, 96, false, 5.5, true}};
+    {6, 192, 128, false, 6.18},      {8, 128, 192, false, 6.38, 1}, {9, 128, 128, false, 6.34, 1},
+    {10, 192, 96, false, 5.6, 0.7},  {11, 128, 96, false, 5.69, 1}};
 
 // Epilogue of one element by one warpgroup, in nanoseconds, by activation; and of wgmma's, fitted to bf16.
 constexpr double kEpilogue[] = {0.28, 0.30, 0.52, 0.45, 0.45};
 constexpr double kWgmmaEpilogue[] = {0.26, 0.28, 0.44, 0.42, 0.42};
+// And of the splits', fitted to none and gelu; the others by gelu's ratio.
+constexpr double kSplitEpilogue[] = {0.28, 0.30, 0.80, 0.69, 0.69};
 // The same where it multiplies by the activation's derivative and sums columns: predicted from the number of instructions.
 constexpr double kThroughEpilogue[] = {0, 0.34, 0.51, 0.54, 0.54};
-// What is left of it where two warpgroups share a tile, and one's instructions fill the other's waits.
-constexpr double kShared = 0.55, kWgmmaShared = 0.65;
+// What is left of it where two warpgroups share a tile, or three, and one's instructions fill the others' waits.
+constexpr double kShared = 0.55, kWgmmaShared = 0.65, kThreeShare = 0.4;
 constexpr double kPieces = 0.2e-3;      // microseconds an element of a spread tile and piece of it
 
 // The numbers here were fitted to what one H200 measured; examples/results/h200-linear*.json hold it, and sm90/NOTES.md.
@@ -46,18 +48,19 @@ constexpr double kPieces = 0.2e-3;      // microseconds an element of a spread t
 // The model's time of a product by the tiles of one shape; `spread` is set to the better of both ways.
 double tiles_time(const Query& q, const Shape& s, int products, int* spread) {
   const double tiles = static_cast<double>(divided_up(q.M, s.m)) * divided_up(q.N, s.n);
-  const int64_t step = s.raw ? 32 : 64;
+  const int64_t step = s.raw() ? 32 : 64;
   const double k = static_cast<double>(step * divided_up(q.K, step));
   // three products a step of K do not cover the way of the stages as six do
   // and fp16's products draw more power: the chip clocks lower
   const double rate = products == 3 ? 0.75 * s.rate : q.type == Type::f16 ? 0.94 * s.rate : s.rate;
   const double body = 2e-6 * s.m * s.n * k * products / rate;
   const bool wgmma = products == 1;
-  const double each = q.through ? kThroughEpilogue[q.through] : (wgmma ? kWgmmaEpilogue : kEpilogue)[q.activation];
+  const double* const table = q.through ? kThroughEpilogue : wgmma ? kWgmmaEpilogue : kSplitEpilogue;
+  const double each = table[q.through ? q.through : q.activation];
   const double epilogue = each * 1e-3 * s.m * s.n;
-  const double exposed = epilogue / 2 * (wgmma ? kWgmmaShared : kShared);
+  const double exposed = epilogue / 2 * (wgmma ? kWgmmaShared : s.raw() && s.m == 192 ? kThreeShare : kShared);
   double tile = s.alone ? std::max(body, (body + epilogue) / 2) : body + exposed;
-  if (s.raw) tile += 1;  // its beginning: a is read and split before the first product
+  tile += s.begin;
   const double waves = divided_up(static_cast<int64_t>(tiles), q.processors);
   const double whole = waves * tile + (s.alone ? epilogue / 2 : 0);
   const int64_t rest = static_cast<int64_t>(tiles) % q.processors;
@@ -295,13 +298,13 @@ Candidate model::by_tiles(const Query& q, Kernel kernel, const Forced& forced) {
   double best_tiles = 0;
   auto consider = [&](const Shape& s) {
     if (forced.config >= 0 && forced.config != s.config) return;
-    if (s.raw && (c.why_not = no_raw)) return;
+    if (s.raw() && (c.why_not = no_raw)) return;
     int spread = 0;
     const double tiles = tiles_time(q, s, products, &spread);
     const int planes = f32 ? products == 6 ? 6 : 4 : 2;  // bytes of an element
-    double time = kLaunch + std::max(tiles, traffic(q, s.raw ? 4 : planes, planes));
+    double time = kLaunch + std::max(tiles, traffic(q, s.raw() ? 4 : planes, planes));
     // the pass that makes planes
-    const int64_t split = (s.raw || q.a_in_planes ? 0 : q.M) + (q.b_in_planes ? 0 : q.N);
+    const int64_t split = (s.raw() || q.a_in_planes ? 0 : q.M) + (q.b_in_planes ? 0 : q.N);
     if (f32 && split > 0) time += kLaunch + static_cast<double>(split) * q.K * 10 / kBandwidth;
     if (forced.spread >= 0) spread = forced.spread;
     // where memory decides, the better tiles still
@@ -310,7 +313,7 @@ Candidate model::by_tiles(const Query& q, Kernel kernel, const Forced& forced) {
     best_tiles = tiles;
     c.choice.config = s.config;
     c.choice.spread = spread;
-    c.choice.raw_a = s.raw;
+    c.choice.raw_a = s.raw();
     c.choice.tile = s.m * s.n;
     c.choice.microseconds = time;
   };
@@ -404,7 +407,7 @@ bool forces_raw(const char* text) {
   const Forced forced = parse(text);
   if (!forced.kernel || *forced.kernel != Kernel::split6) return false;
   for (const Shape& s : kSplit) {
-    if (s.config == forced.config) return s.raw;
+    if (s.config == forced.config) return s.raw();
   }
   return false;
 }

@@ -232,7 +232,8 @@ def test_thin_float32_products_split_a_in_registers():
     for shape in (*thin, VIT["fc2"], VIT["proj"]):
         found = choice(shape)
         assert found.kernel == "split6" and "a split in registers" in found.configuration, found
-    assert "256x96 tiles" in choice((200704, 384, 96)).configuration, "no tile wider than the output"
+        if shape in thin:
+            assert "192x96 tiles" in found.configuration, "three workers: short tiles wait for instructions"
 
     def configuration(**changes):
         return query(**({"M": 50176, "N": 192, "K": 768, "a": (768, 1, True), "b": (768, 1, True)} | changes))[:2]
@@ -249,7 +250,7 @@ def test_thin_float32_products_split_a_in_registers():
 
 
 def test_forcing_a_split_in_registers():
-    tiles = {8: "128x192 tiles", 9: "128x128 tiles", 10: "256x96 tiles", 11: "128x96 tiles"}
+    tiles = {8: "128x192 tiles", 9: "128x128 tiles", 10: "192x96 tiles", 11: "128x96 tiles"}
     for number, tile in tiles.items():
         assert query(forced=f"split6:{number}:0")[1] == f"{tile}, a split in registers"
         with pytest.raises(RuntimeError, match=f"split6:{number} cannot.*in rows of whole 16 bytes, along M only with"):

@@ -345,98 +345,52 @@ struct Kernel {
     for (int j = 0; j < C::n / 2; ++j) sums[j] += chunk[j];
   }
 
-  // Workers that share a tile issue in turn.
-  __device__ __forceinline__ void issue_in_turn(float (&chunk)[C::n / 2], RawPlanes& a, uint32_t stage, int worker) {
-    ptx::named_sync(1 + worker, 256);
-    issue_raw(chunk, a, stage + C::a_bytes);
-    ptx::named_arrive(1 + (worker + 1) % C::workers, 256);
-  }
-
-  __device__ __forceinline__ uint32_t stage_at(const Ring<C::stages>& ring) const {
-    return stages + ring.stage * C::stage_bytes;
-  }
-
-  // multiply_planes with A split on the way, a strip after the other: while one worker reads, splits and adds, the other's
-  // products run.
+  // multiply_planes with A split on the way. While one worker reads, splits and adds, the others' products run; where registers
+  // allow it, a worker's own do, too: two sets of A's registers then, in turn.
   __device__ __forceinline__ void multiply_raw(
       Accumulators& acc, Ring<C::stages>& ring, int blocks, int row, int worker) {
+    static_assert(C::strips == 1);
     float chunk[C::n / 2];
     const uint32_t offset = row * kRawLine + raw_offset<C::a_mn>();
-#pragma unroll
-    for (int s = 0; s < C::strips; ++s) {
-#pragma unroll
-      for (int j = 0; j < C::n / 2; ++j) acc[s][j] = 0.f;
-    }
-    for (int i = 0; i < blocks; ++i) {
+    const auto at = [&] { return stages + ring.stage * C::stage_bytes; };
+    const auto read = [&](RawPlanes& a) {
       ptx::barrier_wait(full + 8 * ring.stage, ring.phase);
-#pragma unroll
-      for (int s = 0; s < C::strips; ++s) {
-        RawPlanes a;
-        raw_planes<C::a_mn>(a, stage_at(ring) + s * kRawStrip, offset);
-        issue_in_turn(chunk, a, stage_at(ring), worker);
-        settle_raw(acc[s], chunk, a);
-      }
-      release(ring.stage);
-      ring.step();
-    }
-  }
-
-  // Where registers allow it, a worker's own products run while it reads and splits what follows, and under its epilogue those
-  // that the next tile begins with: two sets of A's registers, in turn.
-  struct Ahead {
-    float chunk[C::n / 2];
-    RawPlanes a;
-  };
-
-  __device__ __forceinline__ void begin_ahead(Ahead& now, const Ring<C::stages>& ring, int row, int worker) {
-    ptx::barrier_wait(full + 8 * ring.stage, ring.phase);
-    raw_planes<C::a_mn>(now.a, stage_at(ring), row * kRawLine + raw_offset<C::a_mn>());
-    issue_in_turn(now.chunk, now.a, stage_at(ring), worker);
-  }
-
-  // A tile whose first products are under way. Where `more`, those of another are when it returns.
-  __device__ __forceinline__ void multiply_ahead(
-      Accumulators& acc, Ahead& now, Ring<C::stages>& ring, int blocks, int row, int worker, bool more) {
-    static_assert(C::strips <= 2);
-    RawPlanes odd;
-    const uint32_t offset = row * kRawLine + raw_offset<C::a_mn>();
-#pragma unroll
-    for (int s = 0; s < C::strips; ++s) {
-#pragma unroll
-      for (int j = 0; j < C::n / 2; ++j) acc[s][j] = 0.f;
-    }
-    const auto read = [&](RawPlanes& next, int strip, bool begins_stage) {
-      if (begins_stage) ptx::barrier_wait(full + 8 * ring.stage, ring.phase);
-      raw_planes<C::a_mn>(next, stage_at(ring) + strip * kRawStrip, offset);
+      raw_planes<C::a_mn>(a, at(), offset);
     };
-    // `a` is being multiplied; `next` is read meanwhile, where `reads`, and multiplied, but for a tile's last
-    const auto step = [&](RawPlanes& a, RawPlanes& next, int s, bool last, bool reads) {
-      const int stage = ring.stage;
-      const bool ends_stage = s == C::strips - 1;
-      if (ends_stage) ring.step();
-      if (reads) read(next, ends_stage ? 0 : s + 1, ends_stage);
-      settle_raw(acc[s], now.chunk, a);
-      if (ends_stage) release(stage);
-      if (!last) issue_in_turn(now.chunk, next, stage_at(ring), worker);
+    const auto issue = [&](RawPlanes& a) {
+      ptx::named_sync(1 + worker, 256);
+      issue_raw(chunk, a, at() + C::a_bytes);
+      ptx::named_arrive(1 + (worker + 1) % C::workers, 256);
     };
-    // One way leads on for each case: the machine code then shows that nothing touches what is in flight.
-    for (int left = blocks * C::strips;; left -= 2) {
-      if (C::strips == 1 && left == 1) {
+#pragma unroll
+    for (int j = 0; j < C::n / 2; ++j) acc[0][j] = 0.f;
+    if constexpr (C::ahead) {
+      RawPlanes even, odd;
+      // `a` is multiplied while `next` is read
+      const auto step = [&](RawPlanes& a, RawPlanes& next, bool last) {
+        issue(a);
         const int stage = ring.stage;
         ring.step();
-        settle_raw(acc[0], now.chunk, now.a);
+        if (!last) read(next);
+        settle_raw(acc[0], chunk, a);
         release(stage);
-        if (more) read(now.a, 0, true);
-        break;
+      };
+      read(even);
+      for (int i = 0; i < blocks; i += 2) {
+        step(even, odd, i + 1 == blocks);
+        if (i + 1 == blocks) break;
+        step(odd, even, i + 2 == blocks);
       }
-      step(now.a, odd, 0, false, true);
-      if (left == 2) {
-        step(odd, now.a, C::strips - 1, true, more);
-        break;
+    } else {
+      for (int i = 0; i < blocks; ++i) {
+        RawPlanes a;
+        read(a);
+        issue(a);
+        settle_raw(acc[0], chunk, a);
+        release(ring.stage);
+        ring.step();
       }
-      step(odd, now.a, C::strips - 1, false, true);
     }
-    if (more) issue_in_turn(now.chunk, now.a, stage_at(ring), worker);
   }
 
   // A piece of a spread tile: left for whoever comes last, who adds them up, always in the same order. True for that one.
@@ -706,49 +660,28 @@ struct Kernel {
     }
     Accumulators acc;
     Walk walk(args);
-    const auto load_bias = [&](const Tile& tile) {  // the loads pass under the products
-      using Out = typename C::Out;
-      ptx::named_sync(8 + worker, 128);  // the tile before has read its own
-      for (int j = threadIdx.x % 128; j < C::n; j += 128) {
-        const int n = tile.n * C::n + j;
-        ptx::store_shared(bias_at + j * sizeof(Out), n < args.N ? static_cast<const Out*>(args.bias)[n] : narrow<Out>(0.f));
+    for (Tile tile; walk.next(tile); ++count) {
+      if (C::alone && count % C::workers != worker) {
+        ring.skip(tile.blocks);
+        continue;
       }
-    };
-    const auto end = [&](const Tile& tile) {
-      if (tile.spread >= 0 && !collect(acc, tile, walk, worker)) return;
+      if (args.bias) {  // the loads pass under the products
+        using Out = typename C::Out;
+        ptx::named_sync(8 + worker, 128);  // the tile before has read its own
+        for (int j = threadIdx.x % 128; j < C::n; j += 128) {
+          const int n = tile.n * C::n + j;
+          ptx::store_shared(bias_at + j * sizeof(Out), n < args.N ? static_cast<const Out*>(args.bias)[n] : narrow<Out>(0.f));
+        }
+      }
+      if constexpr (C::planes == 1) multiply(acc, ring, tile.blocks, row, worker);
+      else if constexpr (C::raw) multiply_raw(acc, ring, tile.blocks, row, worker);
+      else multiply_planes(acc, ring, tile.blocks, row, worker);
+      if (tile.spread >= 0 && !collect(acc, tile, walk, worker)) continue;
       if (args.bias) ptx::named_sync(8 + worker, 128);
       bool again = special;
       if constexpr (C::planes > 1) again |= ptx::named_or(8 + worker, 128, overflown(acc));
       finish(acc, tile, row, bias_at, buffers, turn);
       if (C::planes > 1 && again) redo(tile, row, worker);
-    };
-    if constexpr (C::ahead) {
-      Ahead now;
-      Tile tile;
-      bool more = walk.next(tile);
-      if (more) begin_ahead(now, ring, row, worker);
-      while (more) {
-        Tile following;
-        more = walk.next(following);
-        if (args.bias) load_bias(tile);
-        multiply_ahead(acc, now, ring, tile.blocks, row, worker, more);
-        end(tile);
-        tile = following;
-      }
-      ptx::wgmma_wait<0>();
-      ptx::pin(now.chunk);
-    } else {
-      for (Tile tile; walk.next(tile); ++count) {
-        if (C::alone && count % C::workers != worker) {
-          ring.skip(tile.blocks);
-          continue;
-        }
-        if (args.bias) load_bias(tile);
-        if constexpr (C::planes == 1) multiply(acc, ring, tile.blocks, row, worker);
-        else if constexpr (C::raw) multiply_raw(acc, ring, tile.blocks, row, worker);
-        else multiply_planes(acc, ring, tile.blocks, row, worker);
-        end(tile);
-      }
     }
     if (threadIdx.x % 32 == 0) ptx::tma_wait_all();
   }

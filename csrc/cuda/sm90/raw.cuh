@@ -12,7 +12,6 @@ namespace zoo::cuda::sm90 {
 
 constexpr int kRawDepth = 32;
 constexpr int kRawLine = 128;
-constexpr int kRawStrip = 64 * kRawLine;
 
 // Where a thread's first number lies within a strip of 64 rows. Its rows are 16 of the warp and lane / 4, and eight more; of
 // every 8 of K it takes the two from 2 (lane % 4). The half of a warp that reads at once meets every bank once; along K by
