@@ -52,7 +52,7 @@ def choose_apart(
     forced: str | None,
     /,
 ) -> tuple[bool, bool, bool, str, str, float]:
-    """How dX (M, K) and dW (N, K) of a dense gradient (M, N) are made by products of their own, as csrc/choice.h has it.
+    """How dX (M, K) and dW (N, K) of a dense gradient (M, N) are made apart, each by a product (csrc/choice.h).
 
     Arguments as those of ``choose``; ``bias`` is whether db is asked for.
 
