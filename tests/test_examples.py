@@ -63,21 +63,8 @@ def test_ddp_scaling(tmp_path: Path) -> None:
 
 def test_mlp_unit(tmp_path: Path) -> None:
     file = tmp_path / "unit.json"
-    out = run(
-        "mlp_unit.py",
-        "--models",
-        "mlp",
-        "--batch",
-        "4",
-        "--blocks",
-        "2",
-        "--steps",
-        "1",
-        "--device",
-        "cpu",
-        "--json",
-        str(file),
-    )
+    small = ("--models", "mlp", "--batch", "4", "--blocks", "2", "--steps", "1", "--device", "cpu")
+    out = run("mlp_unit.py", *small, "--json", str(file))
     assert "images/s, batch 4, bf16" in out
     (row,) = json.loads(file.read_text())["rows"]
     assert row["model"] == "mlp" and row["units"] == 1 and set(row["images_per_second"]) == {"stock", "linear", "mlp"}
