@@ -88,7 +88,7 @@ int32_t split_blocks(int32_t rows, int32_t cols);
 void split(const Planes& first, const Planes& second, void* stream);  // one launch for both
 
 // dY' = dY act'(saved) and its column sums, in one pass. Rows of grad, saved and out are `ld` elements apart, N and ld
-// multiples of 8 and all of them aligned to 16 bytes. A 2-byte dY' goes to `out`, a float32 one into `planes`; either may be
+// multiples of 8 and all of them aligned to 16 bytes. dY' goes to `out`, and where it is float32 into `planes`; either may be
 // null. `saved` is the activation's input, for relu its output; with Act::none it is not read.
 struct GradientPass {
   int32_t M, N;
