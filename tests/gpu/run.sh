@@ -27,6 +27,7 @@ if [ "${1:-}" != fast ]; then
   done
   step "bench linear" python3 -m zoo bench linear --dtype f32,bf16,f16,f64 --precision highest,high --peer eager --json "$OUT/h200-linear.json"
   step "bench model" python3 -m zoo bench model timm/vit_base_patch16_224 timm/mixer_b16_224 timm/convnext_tiny --phase train --json "$OUT/h200-models.json"
+  step "mlp unit" python3 examples/mlp_unit.py --json "$OUT/h200-mlp-unit.json"
   step ladder python3 examples/ladder/ladder.py --json "$OUT/h200-ladder.json"
 fi
 exit $status
