@@ -32,14 +32,14 @@ constexpr Shape kSplit[] = {
     {6, 192, 128, false, 6.18},      {8, 128, 192, false, 6.38, 1}, {9, 128, 128, false, 6.34, 1},
     {10, 192, 96, false, 5.6, 0.7},  {11, 128, 96, false, 5.69, 1}};
 
-// Epilogue of one element by one warpgroup, in nanoseconds, by activation; and of wgmma's, fitted to bf16.
+// Epilogue of one element by one warpgroup, in nanoseconds, by activation: of mma's; of wgmma's, fitted to bf16.
 constexpr double kEpilogue[] = {0.28, 0.30, 0.52, 0.45, 0.45};
 constexpr double kWgmmaEpilogue[] = {0.26, 0.28, 0.44, 0.42, 0.42};
 // And of the splits', fitted to none and gelu; the others by gelu's ratio.
 constexpr double kSplitEpilogue[] = {0.28, 0.30, 0.80, 0.69, 0.69};
 // The same where it multiplies by the activation's derivative and sums columns: predicted from the number of instructions.
 constexpr double kThroughEpilogue[] = {0, 0.34, 0.51, 0.54, 0.54};
-// What is left of it where two warpgroups share a tile, or three, and one's instructions fill the others' waits.
+// What is left of it where warpgroups share a tile, and one's instructions fill the others' waits; the last of 192x96's three.
 constexpr double kShared = 0.55, kWgmmaShared = 0.65, kThreeShare = 0.4;
 constexpr double kPieces = 0.2e-3;      // microseconds an element of a spread tile and piece of it
 

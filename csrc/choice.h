@@ -42,7 +42,7 @@ struct Query {
   int capability;  // 90 for 9.0
   int processors;  // streaming multiprocessors
   bool hopper;     // this build has code for sm_90a
-  bool a_in_planes = false;  // another product has bf16 planes of a made, and they are taken
+  bool a_in_planes = false;  // bf16 planes of a are made already, and they are taken
   bool b_in_planes = false;  // the same of b
   int through = 0;           // the epilogue multiplies by act'(saved), which it reads, and sums y's columns: an activation
 };
@@ -88,6 +88,9 @@ struct Apart {
   Choice dx, dw;        // dw of the turned product, where it is
   double microseconds = 0;
 };
+
+// Up to so many rows one block of the pass sums a column; more take a launch that adds up what the blocks have.
+constexpr int kOneBlockRows = 256;
 
 // A null query: this gradient is not asked for. `rows`: dY's rows are such that a pass can make planes of them.
 Apart choose_apart(const Query* dw, const Query* dx, int activation, bool bias, bool rows, const char* forced);

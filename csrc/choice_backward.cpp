@@ -15,8 +15,8 @@ bool by_planes(const Choice& c) {
   return (c.kernel == Kernel::split6 || c.kernel == Kernel::split3) && !c.pack_a && !c.raw_a;
 }
 
-double pass_time(double bytes, bool bias, double bandwidth) {
-  return kLaunch + bytes / bandwidth + (bias ? kLaunch : 0);  // db is added up in a launch of its own
+double pass_time(double bytes, double bandwidth, bool adds) {
+  return kLaunch + bytes / bandwidth + (adds ? kLaunch : 0);
 }
 
 }  // namespace
@@ -36,10 +36,12 @@ Apart choose_apart(const Query* dw, const Query* dx, int activation, bool bias, 
   if (dw) plain.dw = choose(*dw, forced, nullptr);
   if (!dx && !dw) return plain;
   const Query& any = dx ? *dx : *dw;
-  const double elements = static_cast<double>(dx ? dx->M : dw->K) * (dx ? dx->K : dw->M), each = bytes_of(any.type);
+  const int64_t count = dx ? dx->M : dw->K;
+  const double elements = static_cast<double>(count) * (dx ? dx->K : dw->M), each = bytes_of(any.type);
+  const bool adds = bias && count > kOneBlockRows;
   plain.microseconds = plain.dx.microseconds + plain.dw.microseconds;
-  if (changed) plain.microseconds += pass_time(3 * each * elements, bias, kBandwidth);
-  else if (bias) plain.microseconds += pass_time(each * elements, bias, kReading);
+  if (changed) plain.microseconds += pass_time(3 * each * elements, kBandwidth, adds);
+  else if (bias) plain.microseconds += pass_time(each * elements, kReading, adds);
   if (any.type != Type::f32 || !rows) return plain;
 
   Query dx_planes{}, dw_planes{};
@@ -63,7 +65,7 @@ Apart choose_apart(const Query* dw, const Query* dx, int activation, bool bias, 
       Apart c{true, raw, turn, dx_of[raw], dw_of[turn]};
       const bool three = (dx && !raw && c.dx.kernel == Kernel::split6) || (dw && c.dw.kernel == Kernel::split6);
       const double bytes = 4.0 * (changed ? 2 : 1) + (three ? 6 : 4);
-      c.microseconds = c.dx.microseconds + c.dw.microseconds + pass_time(bytes * elements, bias, kBandwidth);
+      c.microseconds = c.dx.microseconds + c.dw.microseconds + pass_time(bytes * elements, kBandwidth, adds);
       if (c.microseconds < best.microseconds) best = c;
     }
   }

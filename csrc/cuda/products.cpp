@@ -299,7 +299,7 @@ namespace {
 bool whole_rows(const Backward& b) {
   const int64_t ld = b.grad.row_stride;
   return b.grad.col_stride == 1 && ld % 8 == 0 && ld >= b.N && b.N % 8 == 0 && aligned(b.grad.data) &&
-         b.M <= int64_t{128} * 65535 && (b.act == Act::none || aligned(b.saved.data));
+         b.M <= int64_t{128} * 65535 && b.N <= INT32_MAX - 255 && (b.act == Act::none || aligned(b.saved.data));
 }
 
 bool lies_alike(const Backward& b) {
@@ -383,8 +383,6 @@ bool run_backward(const Backward& b, const Tensor& like, const Launch& launch) {
   std::optional<Tensor> out, partial;
   if (apart.planes) {
     sm90::Planes& p = pass.planes;
-    p.rows = pass.M;
-    p.cols = pass.N;
     const auto three = [](const Choice& c) { return c.kernel == Kernel::split6; };
     p.count = (b.input_grad && !apart.raw_dx && three(apart.dx)) || (b.weight_grad && three(apart.dw)) ? 3 : 2;
     p.planes_ld = b.N;

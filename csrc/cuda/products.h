@@ -32,8 +32,8 @@ void run_product(const Product& product, const Tensor& like, const Launch& launc
 // `exact_float32`: the product is of float32 and stays so, by torch's setting.
 void cublas_product(const Product& product, bool exact_float32, const Tensor& like, const Launch& launch);
 
-// Of few rows in one kernel, on any chip. Of more, on Hopper: dY' and db in one pass, float32's dY' only as the planes
-// that both products read. False, and nothing done, where another way is better or the only one.
+// Of few rows in one kernel, on any chip. Of more, on Hopper, in one launch or as choose_apart says: dY', or planes of it, and db
+// by a pass, then the products. False, and nothing done, where another way is better or the only one.
 bool run_backward(const Backward& backward, const Tensor& like, const Launch& launch);
 
 }  // namespace zoo::cuda

@@ -55,7 +55,7 @@ def test_forward_and_gradients(force, kernel, dtype):
         assert torch.equal(ops.linear_weight_grad(g, x), ops.linear_weight_grad(g, x)), f"{what}: dW differs"
 
 
-@pytest.mark.parametrize(("kernel", "dtype"), FORCED, ids=str)
+@pytest.mark.parametrize(("kernel", "dtype"), [*FORCED, *((kernel, torch.float32) for kernel in RAW)], ids=str)
 @pytest.mark.parametrize("activation", list(ACTIVATIONS))
 def test_activations_of_operands_along_their_rows(force, kernel, dtype, activation):
     """A weight kept as (K, N), with such an input too: the layouts of the gradients' products, with an epilogue."""
@@ -134,7 +134,7 @@ def test_the_weights_gradient_turned(force, activation):
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_a_wide_gradient_is_read_as_it_is(force, activation):
-    """dX and dW from dY itself, or from dY act'(z) of a pass: no planes of it, those of x alone."""
+    """Without an activation dX and dW from dY itself: no planes of it, those of x alone."""
     force("split6")
     for m, k, n in ((60000, 96, 288), (9999, 36, 1608), (70000, 96, 384)):
         x, w, g = normal(m, k), normal(n, k, scale=k**-0.5), normal(m, n)
@@ -160,14 +160,15 @@ def test_a_wide_gradient_is_read_as_it_is(force, activation):
 def test_the_pass_over_a_gradient_whatever_its_rows(dtype):
     """Rows that fill a block's threads or do not, few and many of them: db alone, and dY act'(z) with it."""
     for m, n in (
-        (2, 8),
         (256, 1000),
         (257, 72),
         (300, 96),
         (1000, 2304),
         (5000, 288),
         (70000, 40),
-        (200001, 24),
+        (1100000, 24),  # 1024 rows a block, 4 threads a row
+        (200704, 288),  # 512, 8
+        (20000, 1024),  # 128, 32
         (9, 4096),
     ):
         g, z, w = normal(m, n, dtype=dtype), normal(m, n, dtype=dtype), normal(n, 16, dtype=dtype)
@@ -361,6 +362,9 @@ def test_the_planes_do_not_overflow_where_float32_does_not(force, kernel):
     y = ops.linear(x, w)
     torch.testing.assert_close(y, x @ w.t(), rtol=1e-6, atol=0)
     assert y[7, 11].isinf() and y.isfinite().sum() == y.numel() - 1
+    x.zero_(), w.zero_()
+    x[7, 3], x[8, 5], w[9, 3], w[11, 5] = 0.5, 3.4e38, 3.4e38, 0.5  # beyond bf16's range, when rounded
+    torch.testing.assert_close(ops.linear(x, w), x @ w.t(), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("kernel", [f"split3:{config}:{spread}" for config in (0, 1) for spread in (0, 1)])

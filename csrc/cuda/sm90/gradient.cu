@@ -17,10 +17,10 @@ struct Share {
   int lanes, rows;
 };
 
-// Long rows, where these leave few threads beyond the last column and blocks are many all the same. Up to 256 rows are one
-// block's, whose sums need no others.
+// Long rows, where these leave few threads beyond the last column and blocks are many all the same. Up to kOneBlockRows
+// are one block's, whose sums need no others; a block of more rows has at least 128.
 Share share_of(int32_t M, int32_t N) {
-  if (M <= 256) return {8, M};
+  if (M <= kOneBlockRows) return {8, M};
   const auto blocks = [&](int lanes, int64_t rows) {
     const int64_t columns = kWide * lanes;
     return (N + columns - 1) / columns * ((M + rows - 1) / rows);
