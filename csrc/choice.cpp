@@ -22,6 +22,7 @@ struct Shape {
   bool alone;
   double rate;        // products of 2-byte types on one processor, in MFLOP a microsecond
   double begin = 0;   // where float32 a is split in registers: microseconds until a tile's first products are issued
+  double left = 0.55;  // of the epilogue, where warpgroups share a tile, and one's instructions fill the others' waits
   bool raw() const { return begin > 0; }
 };
 
@@ -30,7 +31,7 @@ constexpr Shape kWgmma[] = {{0, 128, 128, true, 5.2}, {1, 128, 192, true, 5.64},
 constexpr Shape kSplit[] = {
     {0, 128, 128, false, 6.18},      {1, 128, 192, false, 6.36},      {3, 128, 64, false, 5.0},
     {6, 192, 128, false, 6.18},      {8, 128, 192, false, 6.38, 1}, {9, 128, 128, false, 6.34, 1},
-    {10, 192, 96, false, 5.6, 0.7},  {11, 128, 96, false, 5.69, 1}};
+    {10, 192, 96, false, 5.6, 0.7, 0.4}, {11, 128, 96, false, 5.69, 1}};
 
 // Epilogue of one element by one warpgroup, in nanoseconds, by activation: of mma's; of wgmma's, fitted to bf16.
 constexpr double kEpilogue[] = {0.28, 0.30, 0.52, 0.45, 0.45};
@@ -39,8 +40,7 @@ constexpr double kWgmmaEpilogue[] = {0.26, 0.28, 0.44, 0.42, 0.42};
 constexpr double kSplitEpilogue[] = {0.28, 0.30, 0.80, 0.69, 0.69};
 // The same where it multiplies by the activation's derivative and sums columns: predicted from the number of instructions.
 constexpr double kThroughEpilogue[] = {0, 0.34, 0.51, 0.54, 0.54};
-// What is left of it where warpgroups share a tile, and one's instructions fill the others' waits; the last of 192x96's three.
-constexpr double kShared = 0.55, kWgmmaShared = 0.65, kThreeShare = 0.4;
+constexpr double kWgmmaLeft = 0.65;  // wgmma's `left`
 constexpr double kPieces = 0.2e-3;      // microseconds an element of a spread tile and piece of it
 
 // The numbers here were fitted to what one H200 measured; examples/results/h200-linear*.json hold it, and sm90/NOTES.md.
@@ -58,7 +58,7 @@ double tiles_time(const Query& q, const Shape& s, int products, int* spread) {
   const double* const table = q.through ? kThroughEpilogue : wgmma ? kWgmmaEpilogue : kSplitEpilogue;
   const double each = table[q.through ? q.through : q.activation];
   const double epilogue = each * 1e-3 * s.m * s.n;
-  const double exposed = epilogue / 2 * (wgmma ? kWgmmaShared : s.raw() && s.m == 192 ? kThreeShare : kShared);
+  const double exposed = epilogue / 2 * (wgmma ? kWgmmaLeft : s.left);
   double tile = s.alone ? std::max(body, (body + epilogue) / 2) : body + exposed;
   tile += s.begin;
   const double waves = divided_up(static_cast<int64_t>(tiles), q.processors);

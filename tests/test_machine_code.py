@@ -142,6 +142,7 @@ ISSUED = """\t\tFunction : kernel
         ("FADD R2, R71, R2", True),
         ("FADD R2, R72, R2", False),
         ("R2UR UR28, R5", False),
+        ("SHFL.IDX PT, R124, R3, R2, 0x1f", True),
     ],
 )
 def test_the_check_itself(instruction, is_wrong):
@@ -165,6 +166,13 @@ def test_the_check_follows_every_way():
     assert wrong == ["MOV R124, R2 "], "by the branch, past the wait"
     ((_, _, wrong),) = overwritten(AROUND.replace("@P1 BRA 0x60", "NOP").format("0x60").splitlines())
     assert not wrong, "after the wait"
+    ((_, _, wrong),) = overwritten(AROUND.format("0x10").replace("gsb0, 0x0", "gsb0, 0x1").splitlines())
+    assert len(wrong) == 2, "a wait for all but one is none"
+    ((_, _, wrong),) = overwritten(AROUND.format("0x10").replace("@P1 BRA 0x60", "BRA.DIV UR4, 0x70").splitlines())
+    assert not wrong
+    unwaited = AROUND.format("0x10").replace("@P1 BRA 0x60", "BRA.DIV UR4, 0x70").replace("WARPGROUP.DEPBAR", "NOP")
+    ((_, _, wrong),) = overwritten(unwaited.splitlines())
+    assert wrong == ["MOV R125, R2 "], "it goes on, too"
 
 
 @pytest.mark.slow

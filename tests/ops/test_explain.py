@@ -105,7 +105,19 @@ def test_a_gradient_narrower_than_the_input_is_in_planes_for_dw():
     """Measured on an H200, (200704, 384, 96): dW turned 226 us, else 418; dX 188 of dY itself, 221 of planes."""
     assert apart(200704, 384, 96)[:3] == (True, True, True)
     assert apart(200704, 384, 96, activation="gelu")[:3] == (True, False, True), "dY act'(z) is in planes alone"
-    assert apart(12608, 3072, 768)[:3] == (True, False, True), "products bound both, and planes are there"
+    for products in ((12608, 3072, 768), (4096, 4096, 4096)):
+        assert apart(*products)[:3] == (True, False, True), "products bound both, and planes are there"
+
+
+def test_the_bias_of_many_rows_takes_a_launch_more():
+    def more(rows):
+        with_bias, without = (
+            core.choose_apart(rows, 1000, 768, "float32", "gelu", bias, "highest", *H200, True, None)[-1]
+            for bias in (True, False)
+        )
+        return with_bias - without
+
+    assert more(256) == 0 < more(257)
 
 
 def test_gradients_without_planes():
